@@ -1,0 +1,1 @@
+"""lofo: reinforcement learning that forgets locally."""
