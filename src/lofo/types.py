@@ -47,3 +47,7 @@ class Batch(NamedTuple):
     items: Tree  # leaves [B, ...], or [B, N, ...] for windows
     reward_known: Array  # [B] or [B, N] bool; False where the paper writes None
     starts: Array  # [B] int32, the ledger rows the items were drawn from
+
+
+class LofoError(ValueError):
+    """A mistake its user can mend: one sentence that names the bad value and the fix."""

@@ -1,0 +1,102 @@
+"""Environment steps a second of deep Dyna-Q with the paper's MountainCar settings.
+
+Every step acts, inserts into a LoFo buffer of capacity 40 000 that holds at least 2.4e4 rows, and
+makes 5 model and 5 planning updates of batch 32. The yardstick is `benchmarks/eager.py`: the same
+algorithm as a plain loop, one operation at a time.
+
+    python benchmarks/dyna_q.py [--runs 1 10] [--steps 500] [--eager]
+"""
+
+import argparse
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+
+from lofo.experiments import Pack, find, loop
+from lofo.types import Transition
+
+STORED = 24_000
+
+
+def prepare(num_runs: int, stack_model: bool) -> tuple[Pack, loop.Runs]:
+    """Runs whose buffers hold STORED transitions from states all over the world."""
+    experiment = find("mountaincar/dyna_q/lofo")
+    agent = dataclasses.replace(experiment.agent, stack_model=stack_model)
+    pack = Pack((dataclasses.replace(experiment, agent=agent, seeds=tuple(range(num_runs))),))
+    runs = loop.init(pack, loop.outline_localities(pack))
+    key_fit, key_fill = jax.random.split(jax.random.PRNGKey(0))
+    locality = experiment.buffer.locality
+    params = jax.vmap(locality.init)(jax.random.split(key_fit, num_runs))
+    fill = jax.vmap(lambda p, s, k: fill_buffer(pack, p, s, k))
+    replay = fill(params, runs.replays[0], jax.random.split(key_fill, num_runs))
+    runs = runs._replace(localities=(params,), replays=(replay,))
+    return pack, jax.tree.map(jnp.copy, runs)  # one buffer a leaf, so that all can be donated
+
+
+def fill_buffer(pack, params, replay, key):
+    environment, buffer = pack.lead.environment, pack.lead.buffer
+    task = environment.train_task(1)
+    states, codes = jax.vmap(environment.reset, (None, 0))(task, jax.random.split(key, STORED))
+    actions = jax.random.randint(key, (STORED,), 0, 3, jnp.int32)
+    _, answer = jax.vmap(environment.step, (None, 0, 0, None))(task, states, actions, key)
+    items = Transition(codes, actions, answer.reward, answer.terminated, answer.successor)
+    put = lambda rows, new: rows.at[:STORED].set(new)  # noqa: E731  # one line, used twice
+    ledger = replay.index._replace(
+        stamp=put(replay.index.stamp, jnp.arange(STORED)),
+        embedding=put(replay.index.embedding, buffer.locality.embed(params, codes)),
+        size=jnp.int32(STORED),
+        clock=jnp.int32(STORED),
+    )
+    return replay._replace(index=ledger, rows=jax.tree.map(put, replay.rows, items))
+
+
+def measure(num_runs: int, num_steps: int, stack_model: bool) -> tuple[float, float, int]:
+    """Steps a second of each run, seconds to compile, rows stored."""
+    pack, runs = prepare(num_runs, stack_model)
+    task = pack.lead.environment.train_task(1)
+    began = time.perf_counter()
+    runs, _ = jax.block_until_ready(
+        loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(2), False)
+    )
+    compiled = time.perf_counter() - began
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        runs, _ = loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(num_steps), False)
+        jax.block_until_ready(runs)
+        best = min(best, time.perf_counter() - began)
+    return num_steps / best, compiled, int(runs.replays[0].index.size[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, nargs="+", default=[1, 10])
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--eager", action="store_true", help="time the plain loop too")
+    parser.add_argument("--unstacked", action="store_true", help="the three model nets apart too")
+    arguments = parser.parse_args()
+    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
+    print(
+        f"{'runs':>5} {'stacked':>8} {'env steps/s':>12} {'run-steps/s':>12} {'compile s':>10} {'rows':>7}"
+    )
+    rates = {}
+    for num_runs in arguments.runs:
+        for stacked in (True, False) if arguments.unstacked else (True,):
+            rate, compiled, stored = measure(num_runs, arguments.steps, stacked)
+            rates[num_runs] = max(rate, rates.get(num_runs, 0.0))
+            print(
+                f"{num_runs:5} {stacked!s:>8} {rate:12,.0f} {rate * num_runs:12,.0f} "
+                f"{compiled:10.1f} {stored:7,}",
+                flush=True,
+            )
+    if arguments.eager:
+        import eager
+
+        rate = eager.measure(STORED)
+        print(f"plain eager loop: {rate:.1f} env steps/s; one run is {rates[1] / rate:.0f}x that")
+
+
+if __name__ == "__main__":
+    main()

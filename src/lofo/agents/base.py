@@ -1,0 +1,38 @@
+"""What an agent is: learner state and episode memory apart, so evaluation is frozen by its type."""
+
+from typing import NamedTuple, Protocol
+
+from lofo.types import Array, Batch, Key, Metrics, Tree
+
+
+class Appetite(NamedTuple):
+    """What one `update` eats."""
+
+    num_batches: int
+    batch_size: int
+    window: int | None = None  # steps in a row, or None for transitions
+
+
+class Agent(Protocol):
+    """Acts and learns; knows no buffer and no world."""
+
+    @property
+    def appetite(self) -> Appetite: ...
+
+    def init(self, key: Key) -> Tree:
+        """Draws the learner's state."""
+        ...
+
+    def begin(self) -> Tree:
+        """The memory an episode starts with."""
+        ...
+
+    def act(
+        self, state: Tree, memory: Tree, observation: Array, key: Key, *, explore: bool
+    ) -> tuple[Array, Tree]:
+        """Chooses an action."""
+        ...
+
+    def update(self, state: Tree, batches: Batch, key: Key) -> tuple[Tree, Metrics]:
+        """Learns from batches with leaves [num_batches, batch_size, ...]."""
+        ...

@@ -1,0 +1,233 @@
+"""Deep Dyna-Q: a model of the world, and a Q-network that learns from the model alone.
+
+One update is `num_model_updates` gradient steps on the model, then `num_planning_updates` on the
+Q-network, whose targets come from the model only: real rewards never reach the Q-network.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lofo.agents.base import Appetite
+from lofo.agents.losses import (
+    dynamics_loss,
+    planning_target,
+    reward_loss,
+    termination_loss,
+    value_loss,
+)
+from lofo.networks import IDENTITY, MLP, Chain, Initialisation, Network, linear
+from lofo.types import Array, Batch, Key, Metrics, Transition, Tree
+
+
+class DynaQState(NamedTuple):
+    """All that learning changes."""
+
+    model: Tree
+    value: Tree
+    target: Tree  # the Q-network that planning bootstraps from
+    model_optimiser: Tree
+    value_optimiser: Tree
+    num_updates: Array  # [] int32
+
+
+class Prediction(NamedTuple):
+    """What the model says of (s, a)."""
+
+    successor: Array  # [..., *observation_shape], in the units the networks see
+    reward: Array  # [...]
+    termination: Array  # [...] probability
+
+
+@dataclass(frozen=True)
+class DynaQ:
+    """The deep Dyna-Q of the paper; the defaults are its MountainCar table."""
+
+    observation_shape: tuple[int, ...]
+    num_actions: int
+    scaling: Network = IDENTITY  # applied to observations before any network
+    encoder: Network = MLP((64, 64, 63))  # of each model part, before the action joins
+    head: Network = MLP((64, 64))  # of each model part, after the action has joined
+    value: Network = MLP((64, 64, 64, 64))
+    model_learning_rate: float = 5e-5
+    value_learning_rate: float = 5e-6
+    adam_epsilon: float = 1e-8  # larger, Adam's steps shrink with the gradient: less noise late
+    exploration: float = 0.5  # epsilon
+    discount: float = 0.99
+    target_period: int = 500  # updates between copies into the target network
+    num_model_updates: int = 5
+    num_planning_updates: int = 5
+    planning_delay: int = 0  # updates of the model alone, before the Q-network trusts it
+    batch_size: int = 32
+    output_init: Initialisation = "kaiming"  # of the last layers; "torch" starts nearer to 0
+    raw_inputs: bool = False  # reading: feed observations as they are
+    one_hot_action: bool = False  # reading: three inputs instead of one scalar
+    direct_dynamics: bool = False  # reading: predict the successor itself, not the change
+    stack_model: bool = True  # one batched product for the three parts: fewer kernels on a GPU
+
+    def __post_init__(self) -> None:
+        updates = ("target_period", "num_model_updates", "num_planning_updates")
+        for name in ("num_actions", "batch_size", *updates):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("exploration", "discount"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not 0 <= value <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {value}")
+
+    @property
+    def appetite(self) -> Appetite:
+        return Appetite(self.num_model_updates + self.num_planning_updates, self.batch_size)
+
+    def init(self, key: Key) -> DynaQState:
+        key_dynamics, key_reward, key_termination, key_value = jax.random.split(key, 4)
+        parts = [self._init_part(k) for k in (key_dynamics, key_reward, key_termination)]
+        model = jax.tree.map(lambda *p: jnp.stack(p), *parts) if self.stack_model else tuple(parts)
+        value, _ = self._value.init(key_value, self.observation_shape)
+        return DynaQState(
+            model=model,
+            value=value,
+            target=jax.tree.map(jnp.copy, value),
+            model_optimiser=self._model_optimiser.init(model),
+            value_optimiser=self._value_optimiser.init(value),
+            num_updates=jnp.zeros((), jnp.int32),
+        )
+
+    def begin(self) -> Tree:
+        """Dyna-Q remembers nothing within an episode."""
+        return ()
+
+    def act(
+        self, state: DynaQState, memory: Tree, observation: Array, key: Key, *, explore: bool
+    ) -> tuple[Array, Tree]:
+        values = self._value.apply(state.value, self.scale(observation))
+        greedy = jnp.argmax(values, axis=-1).astype(jnp.int32)
+        if not explore:
+            return greedy, memory
+        key_coin, key_action = jax.random.split(key)
+        lot = jax.random.randint(key_action, greedy.shape, 0, self.num_actions, jnp.int32)
+        coin = jax.random.bernoulli(key_coin, self.exploration, greedy.shape)
+        return jnp.where(coin, lot, greedy), memory
+
+    def update(self, state: DynaQState, batches: Batch, key: Key) -> tuple[DynaQState, Metrics]:
+        items: Transition = batches.items
+        items = items._replace(
+            observation=self.scale(items.observation),
+            next_observation=self.scale(items.next_observation),
+        )
+        split = self.num_model_updates
+        for_model = jax.tree.map(lambda x: x[:split], (items, batches.reward_known))
+        state, model_metrics = jax.lax.scan(self._learn_model, state, for_model)
+        observations = items.observation[split:]
+        lots = jax.random.randint(key, observations.shape[:2], 0, self.num_actions, jnp.int32)
+        # Model and target network rest while the Q-network learns, so all targets are made at once.
+        targets = self._targets(state, observations, lots)
+        planned, plan_metrics = jax.lax.scan(self._plan, state, (observations, lots, targets))
+        if self.planning_delay:
+            is_ready = state.num_updates >= self.planning_delay
+            planned = jax.tree.map(lambda new, old: jnp.where(is_ready, new, old), planned, state)
+        state = planned
+        num_updates = state.num_updates + 1
+        due = num_updates % self.target_period == 0
+        target = jax.tree.map(lambda v, t: jnp.where(due, v, t), state.value, state.target)
+        metrics = jax.tree.map(jnp.mean, model_metrics | plan_metrics)
+        return state._replace(target=target, num_updates=num_updates), metrics
+
+    def predict(self, state: DynaQState, observation: Array, action: Array) -> Prediction:
+        """What the model expects of an action, for maps and model errors."""
+        successor, reward, logit = self._model(state.model, self.scale(observation), action)
+        return Prediction(successor, reward, jax.nn.sigmoid(logit))
+
+    def scale(self, observation: Array) -> Array:
+        """Observations in the units the networks see."""
+        observation = observation.astype(jnp.float32)
+        return observation if self.raw_inputs else self.scaling.apply(self._no_params, observation)
+
+    def _learn_model(
+        self, state: DynaQState, batch: tuple[Transition, Array]
+    ) -> tuple[DynaQState, Metrics]:
+        (_, metrics), gradient = jax.value_and_grad(self.model_loss, has_aux=True)(
+            state.model, *batch
+        )
+        change, optimiser = self._model_optimiser.update(gradient, state.model_optimiser)
+        model = optax.apply_updates(state.model, change)
+        return state._replace(model=model, model_optimiser=optimiser), metrics
+
+    def model_loss(self, model: Tree, items: Transition, known: Array) -> tuple[Array, Metrics]:
+        """The sum of the three losses; observations already scaled."""
+        successor, reward, logit = self._model(model, items.observation, items.action)
+        losses = {
+            "dynamics_loss": dynamics_loss(successor, items.next_observation, items.terminated),
+            "reward_loss": reward_loss(reward, items.reward, known),
+            "termination_loss": termination_loss(logit, items.terminated),
+        }
+        return sum(losses.values(), start=jnp.zeros(())), losses
+
+    def _targets(self, state: DynaQState, observation: Array, action: Array) -> Array:
+        successor, reward, logit = self._model(state.model, observation, action)
+        next_values = self._value.apply(state.target, successor)
+        return planning_target(reward, jax.nn.sigmoid(logit), next_values, self.discount)
+
+    def _plan(
+        self, state: DynaQState, batch: tuple[Array, Array, Array]
+    ) -> tuple[DynaQState, Metrics]:
+        observation, action, target = batch
+        loss, gradient = jax.value_and_grad(
+            lambda value: value_loss(self._value.apply(value, observation), action, target)
+        )(state.value)
+        change, optimiser = self._value_optimiser.update(gradient, state.value_optimiser)
+        value = optax.apply_updates(state.value, change)
+        return state._replace(value=value, value_optimiser=optimiser), {"value_loss": loss}
+
+    def _model(self, model: Tree, x: Array, action: Array) -> tuple[Array, Array, Array]:
+        """Successor, reward and termination logit of scaled observations."""
+        if self.stack_model:
+            change, reward, logit = jax.vmap(self._apply_part, (0, None, None))(model, x, action)
+        else:
+            change, reward, logit = (self._apply_part(part, x, action) for part in model)
+        change = change.reshape(x.shape)
+        return change if self.direct_dynamics else x + change, reward[..., 0], logit[..., 0]
+
+    def _init_part(self, key: Key) -> Tree:
+        key_encoder, key_head = jax.random.split(key)
+        encoder, (encoded_size,) = self.encoder.init(key_encoder, self.observation_shape)
+        head, _ = self._head.init(key_head, (encoded_size + self._action_size,))
+        return encoder, head
+
+    def _apply_part(self, part: Tree, x: Array, action: Array) -> Array:
+        encoded = self.encoder.apply(part[0], x)
+        return self._head.apply(part[1], jnp.concatenate([encoded, self._embed(action)], axis=-1))
+
+    def _embed(self, action: Array) -> Array:
+        if self.one_hot_action:
+            return jax.nn.one_hot(action, self.num_actions)
+        return (2 * action[..., None] / max(self.num_actions - 1, 1) - 1).astype(jnp.float32)
+
+    @property
+    def _action_size(self) -> int:
+        return self.num_actions if self.one_hot_action else 1
+
+    @property
+    def _head(self) -> Network:
+        # The three parts share one width so that they stack; reward and termination read entry 0.
+        return Chain((self.head, linear(prod(self.observation_shape), self.output_init)))
+
+    @property
+    def _value(self) -> Network:
+        return Chain((self.value, linear(self.num_actions, self.output_init)))
+
+    @property
+    def _no_params(self) -> Tree:
+        return self.scaling.init(jax.random.key(0), self.observation_shape)[0]
+
+    @property
+    def _model_optimiser(self) -> Any:
+        return optax.adam(self.model_learning_rate, eps=self.adam_epsilon)
+
+    @property
+    def _value_optimiser(self) -> Any:
+        return optax.adam(self.value_learning_rate, eps=self.adam_epsilon)

@@ -1,0 +1,42 @@
+"""Losses as pure functions on arrays: a batch in, one number out."""
+
+import jax
+import jax.numpy as jnp
+
+from lofo.types import Array
+
+
+def dynamics_loss(prediction: Array, target: Array, terminated: Array) -> Array:
+    """Half the squared error, summed over the state; an ended episode has no successor to learn.
+
+    Terminal samples count in the mean's denominator, as in LoCA2.
+    """
+    axes = tuple(range(terminated.ndim, target.ndim))
+    error = 0.5 * jnp.sum((target - prediction) ** 2, axis=axes)
+    return jnp.mean(jnp.where(terminated, 0.0, error))
+
+
+def reward_loss(prediction: Array, target: Array, known: Array) -> Array:
+    """Half the squared error; 0 where the reward is unknown."""
+    return jnp.mean(jnp.where(known, 0.5 * (target - prediction) ** 2, 0.0))
+
+
+def termination_loss(logit: Array, terminated: Array) -> Array:
+    """Binary cross-entropy of the sigmoid of the logit."""
+    return jnp.mean(jax.nn.softplus(logit) - jnp.where(terminated, logit, 0.0))
+
+
+def value_loss(values: Array, action: Array, target: Array) -> Array:
+    """Half the squared error of the taken action's value; no gradient through the target."""
+    taken = jnp.take_along_axis(values, action[..., None], axis=-1)[..., 0]
+    return jnp.mean(0.5 * (jax.lax.stop_gradient(target) - taken) ** 2)
+
+
+def planning_target(
+    reward: Array, termination: Array, next_values: Array, discount: float
+) -> Array:
+    """The one-step target: the predicted reward, and what the target network promises after it.
+
+    `termination` is a probability, not a decision, and the reward counts whatever it says.
+    """
+    return reward + discount * (1 - termination) * jnp.max(next_values, axis=-1)

@@ -1,0 +1,177 @@
+"""`lofo demo | list | run | report | show`: the laboratory from a terminal."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lofo.experiments import DEMO, REGISTRY, Experiment, Pack, find, run, shorten
+from lofo.experiments.overrides import override
+from lofo.experiments.settings import describe
+from lofo.progress import watching
+from lofo.reports import as_json, summarise, verdict_table, write_report
+from lofo.types import LofoError
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`0-9`, `3`, `0,2,5-7`: seeds as a person writes them."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, *last = map(int, part.split("-"))
+            (end,) = last or (first,)
+            if not first <= end < 2**32:
+                raise ValueError(f"{part} is no range of numbers below 2**32")
+            seeds += range(first, end + 1)
+    except ValueError as error:
+        raise LofoError(f"seeds are written like 0-9 or 0,2,5, got {text!r}") from error
+    return tuple(seeds)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Shows local forgetting on a laptop: three buffers, one change of the world, five minutes."""
+
+    out: Path = Path("runs/demo")
+    """Where rows, figures and the report go."""
+    seeds: str = "0-2"
+    """Which seeds, like 0-9 or 0,2,5."""
+
+    def go(self) -> None:
+        seeds = parse_seeds(self.seeds)
+        execute(tuple(replace(e, seeds=seeds) for e in DEMO), self.out)
+        print(verdict_table(summarise([self.out])))
+        print(
+            "LoFo forgets only near what it sees, so it unlearns T1's old reward and keeps T2.\n"
+            "FIFO that keeps everything still holds T1's old reward (stale rows); FIFO of LoFo's\n"
+            "size has lost what lies outside the T1-zone. A large FIFO recovers partly if phase 2\n"
+            "goes on long enough, until the new samples outnumber the stale ones; the paper\n"
+            "reports the same."
+        )
+        print(f"\nFigures and report: {write_report([self.out], self.out)}")
+
+
+@dataclass(frozen=True)
+class List:
+    """Lists every named run and where the paper shows it."""
+
+    def go(self) -> None:
+        width = max(map(len, REGISTRY))
+        for run_id, experiment in REGISTRY.items():
+            print(f"{run_id:{width}}  {experiment.buffer.name:18}  {experiment.figure}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs named experiments; go on with the same command after any interruption.
+
+    Any further option overrides a field of the experiment, such as --agent.batch-size 64 or
+    --buffer.rule.radius 0.01; `lofo run ID --help` lists them all.
+    """
+
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Names from `lofo list`; those that differ in their buffer alone share one program."""
+    seeds: str | None = None
+    """Which seeds, like 0-9 or 0,2,5; the experiment's own if left out."""
+    fraction: float = 1.0
+    """Length over the paper's; FIFO and reservoir capacities and LoFo's limit shrink alike."""
+    out: Path | None = None
+    """Where rows and checkpoints go; runs/ID if left out."""
+    checkpoint_seconds: float = 120.0
+    """Save about this often."""
+
+    def go(self, overrides: Sequence[str] = ()) -> None:
+        if not self.ids:
+            raise LofoError("name at least one run; `lofo list` shows them")
+        experiments = tuple(self._prepare(find(run_id), overrides) for run_id in self.ids)
+        out = self.out or Path("runs") / "+".join(self.ids)
+        execute(experiments, out, self.checkpoint_seconds)
+        print(verdict_table(summarise([out])))
+        print(f"Rows: {out}. Figures: lofo report {out}")
+
+    def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+        if self.fraction != 1.0:
+            experiment = shorten(experiment, self.fraction)
+        if self.seeds is not None:
+            experiment = replace(experiment, seeds=parse_seeds(self.seeds))
+        return override(experiment, overrides)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Draws figures and one self-contained report.html from the rows of runs, finished or not."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders with rows."""
+    out: Path | None = None
+    """Where the figures go; the first folder if left out."""
+    json: bool = False
+    """Print the summary as JSON and draw nothing."""
+
+    def go(self) -> None:
+        if not self.folders:
+            raise LofoError("name at least one folder with rows, such as runs/demo")
+        folders = list(self.folders)
+        summaries = summarise(folders)
+        if self.json:
+            print(json.dumps(as_json(summaries), indent=2))
+            return
+        print(verdict_table(summaries))
+        print(f"Report: {write_report(folders, self.out or folders[0])}")
+
+
+@dataclass(frozen=True)
+class Show:
+    """Shows a run's settings as the paper's tables print them."""
+
+    id: Annotated[str, tyro.conf.Positional]
+    """A name from `lofo list`."""
+
+    def go(self) -> None:
+        print(describe(find(self.id)))
+
+
+COMMANDS: dict[str, Any] = {"demo": Demo, "list": List, "run": Run, "report": Report, "show": Show}
+
+
+def execute(
+    experiments: tuple[Experiment, ...], out: Path, checkpoint_seconds: float = 120.0
+) -> None:
+    """Runs the experiments with a progress bar."""
+    with watching() as watch:
+        run(Pack(experiments), out, checkpoint_seconds=checkpoint_seconds, watch=watch)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console command; a mistake is one sentence and exit code 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _dispatch(arguments)
+    except LofoError as error:
+        print(f"lofo: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nlofo: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    parse: Callable[..., Any] = tyro.extras.subcommand_cli_from_dict
+    if arguments[:1] != ["run"]:
+        parse(COMMANDS, args=arguments or ["--help"], prog="lofo").go()
+        return
+    named = [word for word in arguments if word in REGISTRY]
+    if "--help" in arguments and named:  # the fields of that very experiment
+        override(find(named[0]), ["--help"])
+    command, overrides = tyro.cli(
+        Run, args=arguments[1:], prog="lofo run", return_unknown_args=True
+    )
+    command.go(overrides)
+
+
+if __name__ == "__main__":
+    main()

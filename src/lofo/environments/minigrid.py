@@ -1,0 +1,165 @@
+"""MiniGridLoCA, seen as symbols: a walled square room, T1 in one corner, T2 in the opposite."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lofo.environments.base import Chart, Spec, Task, World, check_horizon
+from lofo.types import Array, Key
+
+NUM_HEADINGS = 4  # 0 right, 1 down, 2 left, 3 up
+TURN_LEFT, TURN_RIGHT, FORWARD = 0, 1, 2
+COLUMN_AHEAD = np.array([1, 0, -1, 0], np.int32)  # by heading
+ROW_AHEAD = np.array([0, 1, 0, -1], np.int32)  # by heading; rows count downwards
+
+
+class Pose(NamedTuple):
+    """The physical state; cells are counted inside the walls."""
+
+    column: Array  # [] int32, x
+    row: Array  # [] int32, y
+    heading: Array  # [] int32
+
+
+@dataclass(frozen=True)
+class MiniGrid(World):
+    """The room of the paper; T1 at (0, 0) inside its zone, T2 at (size - 1, size - 1).
+
+    A start distribution is a weight for every code, [size * size * 4] float32.
+    """
+
+    size: int = 8
+    zone_size: int = 2
+    time_limit: int = 100
+    discount: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_horizon(self.time_limit, self.discount)
+        if self.size < 3:
+            raise ValueError(f"size must be at least 3 (a zone, T2 and a way), got {self.size}")
+        if not 2 <= self.zone_size < self.size:
+            raise ValueError(
+                f"zone_size must lie in 2..{self.size - 1}, so that the T1-zone has starts and "
+                f"does not cover T2; got {self.zone_size}"
+            )
+
+    @property
+    def num_codes(self) -> int:
+        """How many poses there are, the two goals included."""
+        return self.size * self.size * NUM_HEADINGS
+
+    @property
+    def spec(self) -> Spec:
+        """The code is a pose's number, the observation one-hot column, row and heading."""
+        return Spec(
+            name="minigrid",
+            code_shape=(),
+            code_dtype=np.dtype(np.int32),
+            observation_shape=(2 * self.size + NUM_HEADINGS,),
+            observation_dtype=np.dtype(np.float32),
+            observation_low=None,
+            observation_high=None,
+            num_actions=3,
+            time_limit=self.time_limit,
+            discount=self.discount,
+        )
+
+    def train_start(self, phase: int) -> Array:
+        """Uniform over all non-goal poses in phase 1, over those in the T1-zone in phase 2."""
+        everywhere = self.evaluation_start()
+        if phase == 1:
+            return everywhere
+        return everywhere * self.in_t1_zone(self.pose(jnp.arange(self.num_codes)))
+
+    def evaluation_start(self) -> Array:
+        """Uniform over all non-goal poses."""
+        at_t1, at_t2 = self._reached(self.pose(jnp.arange(self.num_codes)))
+        return (~(at_t1 | at_t2)).astype(jnp.float32)
+
+    def draw_start(self, start: Array, key: Key) -> Pose:
+        """A pose by its weight: the first code whose cumulative weight reaches a lot."""
+        heights = jnp.cumsum(start)
+        lot = (1.0 - jax.random.uniform(key)) * heights[-1]  # in (0, total]: no weight, no chance
+        return self.pose(jnp.argmax(heights >= lot))
+
+    def starts(self, task: Task) -> Task:
+        """One task per start of positive weight; the weights must be concrete."""
+        weights = np.asarray(task.start)
+        codes = np.flatnonzero(weights > 0.0)
+        only = jnp.asarray(np.eye(weights.size, dtype=np.float32)[codes])
+        reward_t1, reward_t2 = (jnp.broadcast_to(reward, codes.shape) for reward in task[:2])
+        return Task(reward_t1, reward_t2, only)
+
+    def advance(self, physical: Pose, action: Array) -> tuple[Pose, Array, Array]:
+        """A turn or a step ahead; neither the walls nor the zone's rim can be crossed outwards."""
+        column, row, heading = physical
+        ahead = (action == FORWARD).astype(jnp.int32)
+        column = column + ahead * jnp.asarray(COLUMN_AHEAD)[heading]
+        row = row + ahead * jnp.asarray(ROW_AHEAD)[heading]
+        turn = (action == TURN_RIGHT).astype(jnp.int32) - (action == TURN_LEFT).astype(jnp.int32)
+        turned = (heading + turn) % NUM_HEADINGS
+        moved = Pose(jnp.clip(column, 0, self.size - 1), jnp.clip(row, 0, self.size - 1), turned)
+        leaving = self.in_t1_zone(physical) & ~self.in_t1_zone(moved)
+        pose = Pose(
+            jnp.where(leaving, physical.column, moved.column),
+            jnp.where(leaving, physical.row, moved.row),
+            turned,
+        )
+        return pose, *self._reached(pose)
+
+    def in_t1_zone(self, physical: Pose) -> Array:
+        """Within the square of `zone_size` cells in T1's corner."""
+        return (physical.column < self.zone_size) & (physical.row < self.zone_size)
+
+    def encode(self, physical: Pose) -> Array:
+        """A pose's number."""
+        cell = physical.row * self.size + physical.column
+        return (cell * NUM_HEADINGS + physical.heading).astype(jnp.int32)
+
+    def pose(self, code: Array) -> Pose:
+        """The pose of a number: `encode` backwards."""
+        cell, heading = code // NUM_HEADINGS, code % NUM_HEADINGS
+        parts = cell % self.size, cell // self.size, heading
+        return Pose(*(part.astype(jnp.int32) for part in parts))
+
+    def decode(self, code: Array) -> Array:
+        """One-hot column, one-hot row, one-hot heading."""
+        column, row, heading = self.pose(code)
+        extents = (column, self.size), (row, self.size), (heading, NUM_HEADINGS)
+        hot = [jax.nn.one_hot(part, size, dtype=jnp.float32) for part, size in extents]
+        return jnp.concatenate(hot, axis=-1)
+
+    def probe_states(self) -> Pose:
+        """Every non-goal pose."""
+        return self.pose(jnp.flatnonzero(self.evaluation_start()))
+
+    def codes(self) -> Array:
+        """Every pose's number, the goals' included."""
+        return jnp.arange(self.num_codes, dtype=jnp.int32)
+
+    def chart(self) -> Chart:
+        """The room; in each cell, the four headings under going straight, summed."""
+        codes = self.codes()
+        at_t1, at_t2 = self._reached(self.pose(codes[::NUM_HEADINGS]))
+        return Chart(
+            shape=(self.size, self.size),
+            extent=(-0.5, self.size - 0.5, self.size - 0.5, -0.5),
+            axes=("column", "row"),
+            states=self.pose(codes),
+            actions=jnp.full(codes.shape, FORWARD, jnp.int32),
+            weight=1.0,
+            blank=at_t1 | at_t2,
+        )
+
+    def cell(self, code: Array) -> Array:
+        """Cells are numbered row by row, as codes are."""
+        return code // NUM_HEADINGS
+
+    def _reached(self, pose: Pose) -> tuple[Array, Array]:
+        """Whether a pose is at T1, and whether at T2."""
+        last = self.size - 1
+        at_t1 = (pose.column == 0) & (pose.row == 0)
+        return at_t1, (pose.column == last) & (pose.row == last)

@@ -1,0 +1,143 @@
+"""An experiment is a frozen dataclass: a world, an agent, a buffer, two phases and a schedule."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from lofo.agents import Agent
+from lofo.buffers import Fifo, Local, Replay, Reservoir, TransitionIndex
+from lofo.buffers.forgetting import Forgetting
+from lofo.environments import Environment
+from lofo.locality import Locality
+from lofo.types import LofoError
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training on one task."""
+
+    number: int
+    steps: int
+    optimum: float  # the optimal policy's evaluation return
+    stale: float  # what the phase-1-optimal policy scores here
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When things happen, in environment steps."""
+
+    warmup: int  # uniformly random steps before any update; they count towards phase 1
+    evaluate_every: int
+    episodes: int | None  # of one evaluation; None: one from every possible start
+    steps_per_update: int = 1
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What is remembered, and by which rule it is forgotten."""
+
+    name: str  # as figures call it
+    rule: Forgetting
+    capacity: int
+    locality: Locality | None = None
+    locality_steps: int = 0  # random steps that fit the locality: neither counted nor stored
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise LofoError(f"the capacity of {self.name} must be at least 1, got {self.capacity}")
+        batch_size = getattr(self.locality, "batch_size", 0)
+        if self.locality_steps and self.locality_steps < batch_size:
+            raise LofoError(
+                f"locality_steps of {self.name} must fill a batch of {batch_size}, "
+                f"got {self.locality_steps}"
+            )
+        if self.rule.needs_embedding and self.locality is None:
+            raise LofoError(
+                f"{self.rule} measures distance: give the buffer {self.name} a locality"
+            )
+
+    @property
+    def replay(self) -> Replay:
+        return Replay(TransitionIndex(self.rule, self.capacity))
+
+    @property
+    def embedding_size(self) -> int:
+        return self.locality.size if self.rule.needs_embedding and self.locality else 0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One named run; everything that decides its numbers is in here."""
+
+    id: str
+    figure: str  # where the paper shows it
+    environment: Environment
+    agent: Agent
+    buffer: Buffer
+    phases: tuple[Phase, ...]
+    schedule: Schedule
+    seeds: tuple[int, ...] = tuple(range(10))
+    judged: int = 10  # the last evaluations of a phase whose mean is the result
+    fraction: float = 1.0  # length over the paper's
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise LofoError(f"seeds must be distinct and at least one, got {self.seeds}")
+        if not 0 <= self.schedule.warmup <= self.phases[0].steps:
+            raise LofoError(
+                f"warm-up of {self.schedule.warmup} steps does not fit into "
+                f"phase 1 of {self.phases[0].steps}"
+            )
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        """Every stretch is a whole number of cycles, so that no step is lost."""
+        schedule = self.schedule
+        stretches = {f"phase {p.number}": p.steps for p in self.phases}
+        stretches |= {"evaluate_every": schedule.evaluate_every}
+        counts = {"steps_per_update": schedule.steps_per_update, "judged": self.judged}
+        counts |= {} if schedule.episodes is None else {"episodes": schedule.episodes}
+        for name, value in (counts | stretches).items():
+            if value < 1:
+                raise LofoError(f"{name} must be at least 1, got {value}")
+        for name, value in (stretches | {"warm-up": schedule.warmup}).items():
+            if value % schedule.steps_per_update:
+                raise LofoError(
+                    f"{name} must be a multiple of the {schedule.steps_per_update} steps "
+                    f"per update, got {value}"
+                )
+
+    @property
+    def common(self) -> tuple[Any, ...]:
+        """What experiments must share to run in one program."""
+        return self.environment, self.agent, self.phases, self.schedule, self.seeds
+
+
+def shorten(experiment: Experiment, fraction: float) -> Experiment:
+    """The experiment at a fraction of its length: phases, FIFO and reservoir capacities, limit."""
+    if not 0 < fraction <= 1:
+        raise LofoError(f"a fraction lies in (0, 1], got {fraction}")
+    cycle = experiment.schedule.steps_per_update
+    phases = tuple(
+        dataclasses.replace(p, steps=cycle * max(1, round(p.steps * fraction / cycle)))
+        for p in experiment.phases
+    )
+    buffer = experiment.buffer
+    if isinstance(buffer.rule, Fifo | Reservoir):
+        capacity = max(1, round(buffer.capacity * fraction))
+        buffer = dataclasses.replace(buffer, capacity=capacity)
+    elif isinstance(buffer.rule, Local):
+        limit = max(1, round(int(buffer.rule.limit) * fraction))
+        buffer = dataclasses.replace(buffer, rule=dataclasses.replace(buffer.rule, limit=limit))
+    total = experiment.fraction * fraction
+    return dataclasses.replace(experiment, phases=phases, buffer=buffer, fraction=total)
+
+
+def configuration(value: Any) -> Any:
+    """Plain data that says everything about a frozen dataclass, for records and comparison."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: configuration(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"is": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [configuration(v) for v in value]
+    return value

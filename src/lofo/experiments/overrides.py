@@ -1,0 +1,77 @@
+"""Overriding any field of a frozen dataclass from the command line."""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from lofo.types import LofoError
+
+T = TypeVar("T")
+
+
+def override(value: T, arguments: Sequence[str]) -> T:
+    """The dataclass with the fields that the arguments name changed, all types checked."""
+    if not arguments:
+        return value
+    import tyro  # runs without overrides need no command line
+
+    parsed = tyro.cli(_mould(value), args=list(arguments), prog="lofo run ID")
+    try:
+        return typing.cast(T, _rebuild(value, parsed))
+    except LofoError:
+        raise
+    except ValueError as error:  # a field's own check, which names the bad value
+        raise LofoError(str(error)) from error
+
+
+def _mould(value: Any) -> Any:
+    """A dataclass of the same fields, typed by the values they hold rather than by protocols."""
+    hints = typing.get_type_hints(type(value))
+    fields: list[Any] = []
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if dataclasses.is_dataclass(inner):
+            mould = _mould(inner)
+            fields.append((field.name, mould, dataclasses.field(default_factory=mould)))
+        elif _is_row(inner):
+            moulds = tuple(map(_mould, inner))
+            defaults = dataclasses.field(default=tuple(mould() for mould in moulds))
+            fields.append((field.name, tuple.__class_getitem__(moulds), defaults))
+        elif _is_plain(inner):
+            kind = _kind(inner, hints[field.name])
+            fields.append((field.name, kind, dataclasses.field(default=inner)))
+    return dataclasses.make_dataclass(type(value).__name__, fields, frozen=True)
+
+
+def _is_row(value: Any) -> bool:
+    """Whether it is a tuple of dataclasses, such as the phases: `--phases.0.steps 1000`."""
+    return isinstance(value, tuple) and bool(value) and all(map(dataclasses.is_dataclass, value))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(isinstance(v, int | float | str) for v in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _kind(value: Any, hint: Any) -> Any:
+    """The declared type where a command line can fill it, else the value's own."""
+    if typing.get_origin(hint) is typing.Literal or hint in (int, float, bool, str):
+        return hint
+    if isinstance(value, tuple):
+        return tuple[type(value[0]) if value else int, ...]  # type: ignore[misc]  # built at run time
+    return hint if value is None else type(value)
+
+
+def _rebuild(value: Any, parsed: Any) -> Any:
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(parsed):
+        old, new = getattr(value, field.name), getattr(parsed, field.name)
+        if dataclasses.is_dataclass(old):
+            changes[field.name] = _rebuild(old, new)
+        elif _is_row(old):
+            changes[field.name] = tuple(_rebuild(o, n) for o, n in zip(old, new, strict=True))
+        else:
+            changes[field.name] = new
+    return dataclasses.replace(value, **changes)

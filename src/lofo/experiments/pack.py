@@ -1,0 +1,103 @@
+"""Experiments that share one program, and what their runs remember.
+
+Runs are ordered by experiment, then by seed, so run `k * num_seeds + i` is seed i under buffer k.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lofo.buffers.replay import ReplayState
+from lofo.experiments.experiment import Buffer, Experiment
+from lofo.types import Array, Key, LofoError, Metrics, Tree
+
+NEVER = np.iinfo(np.int32).max  # the step of something that did not happen
+
+
+class Runs(NamedTuple):
+    """Everything that R = K experiments × S seeds remember: one pytree, one checkpoint."""
+
+    agents: Tree  # leaves [R, ...]
+    worlds: Tree  # leaves [R, ...]
+    codes: Array  # [R, ...] what to act on next
+    memories: Tree  # leaves [R, ...]
+    replays: tuple[ReplayState, ...]  # K of them, leaves [S, ...]
+    localities: tuple[Tree, ...]  # K of them, leaves [S, ...]
+    streams: "Streams"
+
+
+class Tally(NamedTuple):
+    """What a stretch of updates reported."""
+
+    sums: Metrics  # [R] float32 each
+    first_bad: Metrics  # [R] int32 each: the first step whose value was not finite, or NEVER
+
+
+class Streams(NamedTuple):
+    """One independent source of keys for each purpose, [S, 2] each."""
+
+    agent: Key
+    locality: Key
+    run: Key
+    evaluation: Key
+
+
+class StepKeys(NamedTuple):
+    """What one environment step consumes, each once; leaves [S, 2] or [R, 2]."""
+
+    act: Key
+    world: Key
+    add: Key
+    sample: Key
+    update: Key
+    reset: Key
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Experiments that run in one program: same world, agent, phases, schedule and seeds."""
+
+    experiments: tuple[Experiment, ...]
+
+    def __post_init__(self) -> None:
+        if len({e.common for e in self.experiments}) != 1:
+            ids = ", ".join(e.id for e in self.experiments)
+            raise LofoError(f"these differ in more than the buffer, so run them apart: {ids}")
+        if len({e.id for e in self.experiments}) != len(self.experiments):
+            raise LofoError("an experiment was named twice")
+
+    @property
+    def lead(self) -> Experiment:
+        """Any one of them, for what they share."""
+        return self.experiments[0]
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return tuple(e.buffer for e in self.experiments)
+
+    @property
+    def num_seeds(self) -> int:
+        return len(self.lead.seeds)
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps of each run, all phases together."""
+        return sum(phase.steps for phase in self.lead.phases)
+
+    @property
+    def streams(self) -> Streams:
+        """The sources of randomness: a function of the seeds alone."""
+        roots = jnp.stack([jax.random.PRNGKey(seed) for seed in self.lead.seeds])
+        return Streams(*jax.vmap(lambda k: jax.random.split(k, 4), out_axes=1)(roots))
+
+    def tile(self, per_seed: Tree) -> Tree:
+        """What each seed has, for every run."""
+        return jax.tree.map(lambda x: jnp.concatenate([x] * len(self.experiments)), per_seed)
+
+    def part(self, per_run: Tree, k: int) -> Tree:
+        """The runs of experiment k."""
+        first = k * self.num_seeds
+        return jax.tree.map(lambda x: x[first : first + self.num_seeds], per_run)

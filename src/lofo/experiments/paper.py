@@ -1,0 +1,140 @@
+"""Every run of the paper by name; a number of the paper lives here and nowhere else.
+
+`REGISTRY` maps an id such as `mountaincar/dyna_q/lofo` to its experiment. An experiment is an
+object, not a string of options: change a copy with `dataclasses.replace`.
+"""
+
+from dataclasses import replace
+
+from lofo.agents import DynaQ
+from lofo.buffers import Fifo, Local, Reservoir
+from lofo.environments import MiniGrid, MountainCar
+from lofo.environments.mountaincar import HIGH, LOW
+from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule
+from lofo.locality import Contrastive, Handcrafted
+from lofo.networks import IDENTITY, MLP, Chain, Rescale, linear
+from lofo.types import LofoError
+
+# MountainCarLoCA: tables "Experiment Setup" and "Hyperparameters" of the appendix.
+MOUNTAINCAR = MountainCar()
+MOUNTAINCAR_SCALING = Rescale(LOW, HIGH)
+MOUNTAINCAR_AGENT = DynaQ((2,), 3, scaling=MOUNTAINCAR_SCALING)
+MOUNTAINCAR_PHASES = (
+    Phase(1, 1_500_000, optimum=1.933, stale=1.933),
+    Phase(2, 3_000_000, optimum=1.316, stale=0.483),
+)
+MOUNTAINCAR_SCHEDULE = Schedule(warmup=50_000, evaluate_every=10_000, episodes=10)
+MOUNTAINCAR_LOCALITY = Contrastive(
+    Chain((MOUNTAINCAR_SCALING, MLP((64, 64, 64), "tanh", "torch"), linear(16, "torch"))), (2,)
+)
+MOUNTAINCAR_HANDCRAFTED = Handcrafted((1.0, 150**0.5))
+LOCAL_CAPACITY = 40_000  # the paper states none; a faithful run shows overflow 0
+
+MOUNTAINCAR_BUFFERS = {
+    "lofo": (
+        "main curves",
+        Buffer("LoFo", Local(0.005, 1), LOCAL_CAPACITY, MOUNTAINCAR_LOCALITY, 100_000),
+    ),
+    "lofo-handcrafted": (
+        "main curves",
+        Buffer("Handcrafted-LoFo", Local(0.01, 1), LOCAL_CAPACITY, MOUNTAINCAR_HANDCRAFTED),
+    ),
+    "fifo-4.5e6": ("main curves", Buffer("FIFO 4.5e6", Fifo(), 4_500_000)),
+    "fifo-3e6": ("buffer histograms", Buffer("FIFO 3e6", Fifo(), 3_000_000)),
+    "fifo-3e5": ("main curves", Buffer("FIFO 3e5", Fifo(), 300_000)),
+    "fifo-3e4": ("main curves", Buffer("FIFO 3e4", Fifo(), 30_000)),
+    "reservoir-3e4": ("reservoir curves", Buffer("Reservoir 3e4", Reservoir(), 30_000)),
+    "reservoir-3e5": ("reservoir curves", Buffer("Reservoir 3e5", Reservoir(), 300_000)),
+}
+# Other readings of what the paper leaves open, each beside the default.
+MOUNTAINCAR_READINGS = {
+    "lofo-raw_inputs": replace(MOUNTAINCAR_AGENT, raw_inputs=True),
+    "lofo-one_hot_action": replace(MOUNTAINCAR_AGENT, one_hot_action=True),
+    "lofo-direct_dynamics": replace(MOUNTAINCAR_AGENT, direct_dynamics=True),
+}
+
+# The demo: MiniGridLoCA seen as symbols, small enough for a laptop; not a run of the paper.
+DEMO_WORLD = MiniGrid()
+DEMO_STARTS = 248  # poses from which an episode can start
+DEMO_LIMIT = 20
+DEMO_AGENT = DynaQ(
+    DEMO_WORLD.spec.observation_shape,
+    DEMO_WORLD.spec.num_actions,
+    encoder=IDENTITY,
+    head=MLP((64, 64), "relu", "torch"),
+    value=MLP((64, 64), "relu", "torch"),
+    output_init="torch",
+    model_learning_rate=4e-3,
+    value_learning_rate=4e-3,
+    adam_epsilon=1e-3,
+    target_period=25,
+    num_model_updates=1,
+    num_planning_updates=2,
+    planning_delay=2_000,
+    batch_size=128,
+    one_hot_action=True,
+    stack_model=False,
+)
+DEMO_PHASES = (
+    Phase(1, 16_000, optimum=3.716, stale=3.716),
+    Phase(2, 20_000, optimum=1.821, stale=0.929),
+)
+DEMO_SCHEDULE = Schedule(warmup=1_000, evaluate_every=1_000, episodes=None)
+DEMO_LOCALITY = Contrastive(Chain((MLP((64, 64, 64), "tanh", "torch"), linear(16, "torch"))), (20,))
+DEMO_BUFFERS = {
+    "lofo": Buffer("LoFo", Local(0.05, DEMO_LIMIT), 6_000, DEMO_LOCALITY, 25_000),
+    "fifo-all": Buffer("FIFO, everything", Fifo(), sum(p.steps for p in DEMO_PHASES)),
+    "fifo-small": Buffer("FIFO, LoFo's size", Fifo(), DEMO_STARTS * DEMO_LIMIT),
+}
+
+
+def _mountaincar(name: str, figure: str, agent: DynaQ, buffer: Buffer) -> Experiment:
+    return Experiment(
+        id=f"mountaincar/dyna_q/{name}",
+        figure=figure,
+        environment=MOUNTAINCAR,
+        agent=agent,
+        buffer=buffer,
+        phases=MOUNTAINCAR_PHASES,
+        schedule=MOUNTAINCAR_SCHEDULE,
+    )
+
+
+def _demo(name: str, buffer: Buffer) -> Experiment:
+    return Experiment(
+        id=f"demo/{name}",
+        figure="none: a laptop's version of the main curves",
+        environment=DEMO_WORLD,
+        agent=DEMO_AGENT,
+        buffer=buffer,
+        phases=DEMO_PHASES,
+        schedule=DEMO_SCHEDULE,
+        seeds=(0, 1, 2),
+        judged=5,
+    )
+
+
+DEMO = tuple(_demo(name, buffer) for name, buffer in DEMO_BUFFERS.items())
+_LOFO = MOUNTAINCAR_BUFFERS["lofo"][1]
+REGISTRY: dict[str, Experiment] = {
+    experiment.id: experiment
+    for experiment in (
+        *DEMO,
+        *(
+            _mountaincar(name, figure, MOUNTAINCAR_AGENT, buffer)
+            for name, (figure, buffer) in MOUNTAINCAR_BUFFERS.items()
+        ),
+        *(
+            _mountaincar(name, "none: another reading of a gap", agent, _LOFO)
+            for name, agent in MOUNTAINCAR_READINGS.items()
+        ),
+    )
+}
+
+
+def find(run_id: str) -> Experiment:
+    """The experiment of that name."""
+    if run_id not in REGISTRY:
+        near = [known for known in REGISTRY if run_id in known] or list(REGISTRY)
+        raise LofoError(f"no run is called {run_id!r}; there are: {', '.join(near)}")
+    return REGISTRY[run_id]

@@ -1,0 +1,275 @@
+"""Runs a pack from start to end in a folder: rows, arrays, checkpoints, and the way back to them.
+
+Killed at any moment and started again, a run ends with the same rows: each checkpoint counts the
+bytes of the row file, and a resume cuts the file back to that length before it goes on.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lofo.experiments import checkpoint, loop
+from lofo.experiments.experiment import configuration
+from lofo.experiments.pack import NEVER, Pack, Runs, Tally
+from lofo.experiments.provenance import provenance
+from lofo.experiments.timeline import Block, evaluation_tasks, plan
+from lofo.records import ROWS, Recorder, Row, read, write_arrays
+from lofo.types import LofoError, Metrics
+
+ALL_SEEDS = -1  # the seed of a row that speaks for all
+CHUNKS = 10  # calls into the compiled program between two evaluations, so that progress shows
+TIMING = "timing/"  # metrics of this prefix differ from one execution to the next
+
+
+class Event(NamedTuple):
+    """What the runner tells whoever watches."""
+
+    message: str
+    step: int = 0
+    total: int = 0
+    phase: int = 0
+    score: float | None = None  # the last evaluation's return, mean over runs
+    rate: float | None = None  # environment steps a second, of each run
+
+
+def silent(event: Event) -> None:
+    """Watches nothing."""
+
+
+def run(
+    pack: Pack,
+    folder: Path,
+    *,
+    checkpoint_seconds: float = 120.0,
+    watch: Callable[[Event], None] = silent,
+) -> None:
+    """Runs, or goes on running, the pack in the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder):
+            _Execution(pack, folder, checkpoint_seconds, watch).go()
+    except OSError as error:
+        raise LofoError(
+            f"cannot write to {folder} ({error.strerror or error}): what was written before is "
+            "safe; make room or choose another --out, and start again"
+        ) from error
+
+
+@dataclass
+class _Execution:
+    """One process' share of a run."""
+
+    pack: Pack
+    folder: Path
+    checkpoint_seconds: float
+    watch: Callable[[Event], None]
+
+    def go(self) -> None:
+        blocks = list(plan(self.pack))
+        manifest = checkpoint.read_manifest(self.folder)
+        if manifest is None:
+            runs, recorder = self._begin()
+            done = 0
+        else:
+            self._check(manifest)
+            done = manifest["blocks"]
+            if done == len(blocks):
+                self.watch(Event("already finished", blocks[-1].last_step, blocks[-1].last_step))
+                return
+            runs, recorder = self._resume(manifest, blocks[done].first_step)
+        try:
+            self._work(blocks, done, runs, recorder)
+        finally:
+            recorder.close()
+
+    def _begin(self) -> tuple[Runs, Recorder]:
+        # Rows of phase 0 alone are those of a beginning cut short: they will be written again.
+        if (self.folder / ROWS).exists() and any(row.phase for row in read(self.folder)[1]):
+            raise LofoError(
+                f"{self.folder} holds rows but no checkpoint: move them or choose another --out"
+            )
+        localities, metrics = loop.fit_localities(
+            self.pack, lambda message: self.watch(Event(message, 0, self.pack.num_steps))
+        )
+        runs = loop.init(self.pack, localities)
+        recorder = Recorder(self.folder, 0)
+        recorder.write_header(self._header(0))
+        for experiment, values in zip(self.pack.experiments, metrics, strict=True):
+            named = {f"locality/{name}": np.asarray(v) for name, v in values.items()}
+            recorder.write(_rows(experiment.id, experiment.seeds, 0, 0, named))
+        self._save(runs, recorder, 0)
+        return runs, recorder
+
+    def _resume(self, manifest: dict[str, Any], step: int) -> tuple[Runs, Recorder]:
+        like = jax.eval_shape(lambda: loop.init(self.pack, loop.outline_localities(self.pack)))
+        runs = jax.tree.map(jnp.asarray, checkpoint.load(self.folder, like))
+        recorder = Recorder(self.folder, manifest["rows_length"])
+        recorder.write_header(self._header(step))
+        return runs, recorder
+
+    def _check(self, manifest: dict[str, Any]) -> None:
+        old, new = manifest["configuration"], configuration(self.pack.experiments)
+        old_ids, new_ids = (", ".join(e["id"] for e in side) for side in (old, new))
+        if old_ids != new_ids:
+            raise LofoError(f"{self.folder} holds {old_ids}, not {new_ids}: choose another --out")
+        if difference := _difference(old, new):
+            raise LofoError(
+                f"{self.folder} holds another run: {difference}; choose another --out or "
+                "give the settings it was started with"
+            )
+
+    def _work(self, blocks: list[Block], done: int, runs: Runs, recorder: Recorder) -> None:
+        saved_at = time.monotonic()
+        for number, block in enumerate(blocks[done:], start=done + 1):
+            began = time.monotonic()
+            runs, sums = self._train(runs, block)
+            scores = self._record(runs, sums, block, recorder, began)
+            if block.closes:
+                self._draw(runs, block, recorder)
+            rate = (block.warmup + block.learning) / (time.monotonic() - began)
+            self.watch(
+                Event("running", block.last_step, self.pack.num_steps, block.phase, scores, rate)
+            )
+            is_last = number == len(blocks)
+            if is_last or time.monotonic() - saved_at >= self.checkpoint_seconds:
+                self._save(runs, recorder, number)
+                saved_at = time.monotonic()
+
+    def _train(self, runs: Runs, block: Block) -> tuple[Runs, Metrics]:
+        """Runs the block and sums up what its updates reported."""
+        pack = self.pack
+        task = pack.lead.environment.train_task(block.phase)
+        step = block.first_step
+        if block.opens and block.phase > 1:
+            runs = loop.switch(pack, runs, task, jnp.int32(step))
+        sums: list[Metrics] = []
+        for num_cycles, is_warmup in self._chunks(block):
+            began = time.monotonic()
+            runs, tally = loop.advance(
+                pack, runs, task, jnp.int32(step), jnp.int32(num_cycles), is_warmup
+            )
+            tally = jax.tree.map(np.asarray, tally)
+            _refuse_nan(pack, tally)
+            num_steps = num_cycles * pack.lead.schedule.steps_per_update
+            step += num_steps
+            rate = num_steps / (time.monotonic() - began)
+            self.watch(Event("running", step, pack.num_steps, block.phase, None, rate))
+            sums += [tally.sums] if tally.sums else []
+        return runs, jax.tree.map(lambda *x: np.sum(x, axis=0), *sums) if sums else {}
+
+    def _chunks(self, block: Block) -> Iterator[tuple[int, bool]]:
+        """Cycles of one call each, fixed by the block alone: sums must not depend on the clock."""
+        per_cycle = self.pack.lead.schedule.steps_per_update
+        for num_steps, is_warmup in ((block.warmup, True), (block.learning, False)):
+            left = num_steps // per_cycle
+            size = -(-left // CHUNKS)
+            while left:
+                yield min(size, left), is_warmup
+                left -= min(size, left)
+
+    def _record(
+        self, runs: Runs, sums: Metrics, block: Block, recorder: Recorder, began: float
+    ) -> float:
+        """Writes what the block gave and returns the mean evaluation return."""
+        pack = self.pack
+        num_cycles = block.learning // pack.lead.schedule.steps_per_update
+        metrics: Metrics = {name: s / num_cycles for name, s in sums.items()}
+        metrics |= loop.judge(
+            pack, runs, evaluation_tasks(pack, block.phase), jnp.int32(block.last_step)
+        )
+        metrics = jax.tree.map(np.asarray, metrics)
+        for k, experiment in enumerate(pack.experiments):
+            part = pack.part(metrics, k)
+            recorder.write(
+                _rows(experiment.id, experiment.seeds, block.phase, block.last_step, part)
+            )
+        seconds = time.monotonic() - began
+        timing = Row(
+            pack.lead.id, ALL_SEEDS, block.phase, block.last_step, f"{TIMING}seconds", seconds
+        )
+        recorder.write([timing])
+        return float(metrics["return"].mean())
+
+    def _draw(self, runs: Runs, block: Block, recorder: Recorder) -> None:
+        task = self.pack.lead.environment.train_task(block.phase)
+        maps = jax.tree.map(np.asarray, loop.picture(self.pack, runs, task))
+        chart = self.pack.lead.environment.chart()
+        frame = {"extent": np.asarray(chart.extent), "axes": np.asarray(chart.axes)}
+        for k, experiment in enumerate(self.pack.experiments):
+            name = f"{experiment.id.replace('/', '-')}-phase{block.phase}"
+            file = write_arrays(self.folder, name, self.pack.part(maps, k) | frame)
+            recorder.write(
+                [Row(experiment.id, ALL_SEEDS, block.phase, block.last_step, "maps", file)]
+            )
+
+    def _save(self, runs: Runs, recorder: Recorder, blocks_done: int) -> None:
+        manifest = {
+            "blocks": blocks_done,
+            "rows_length": recorder.settle(),
+            "configuration": configuration(self.pack.experiments),
+        }
+        checkpoint.save(self.folder, runs, manifest)
+
+    def _header(self, step: int) -> dict[str, Any]:
+        experiments = configuration(self.pack.experiments)
+        return {"from_step": step, **provenance(), "experiments": experiments}
+
+
+def _refuse_nan(pack: Pack, tally: Tally) -> None:
+    ids = [(e.id, seed) for e in pack.experiments for seed in e.seeds]
+    bad = [
+        (int(step), name, run)
+        for name, steps in tally.first_bad.items()
+        for step, run in zip(steps, ids, strict=True)
+        if step != NEVER
+    ]
+    if bad:
+        step, name, (run_id, seed) = min(bad)
+        raise LofoError(
+            f"{name} is not finite at step {step} of {run_id}, seed {seed}: lower the "
+            "learning rate or look at the inputs; the rows before it are kept"
+        )
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of the folder; the system drops the lock with the process."""
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LofoError(
+                f"{folder} is in use by another process: wait for it or choose another --out"
+            ) from error
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _rows(run: str, seeds: tuple[int, ...], phase: int, step: int, metrics: Metrics) -> list[Row]:
+    return [
+        Row(run, seed, phase, step, name, float(value))
+        for name, values in sorted(metrics.items())
+        for seed, value in zip(seeds, values, strict=True)
+    ]
+
+
+def _difference(old: Any, new: Any, path: str = "") -> str:
+    """The first place where two configurations differ, in words; empty if they do not."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        parts = (_difference(old[name], new[name], f"{path}.{name}") for name in old)
+        return next(filter(None, parts), "")
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        parts = (_difference(o, n, f"{path}[{i}]") for i, (o, n) in pairs)
+        return next(filter(None, parts), "")
+    return "" if old == new else f"{path.lstrip('.') or 'it'} was {old}, now {new}"

@@ -1,0 +1,95 @@
+"""A run's settings as the paper's tables print them."""
+
+from typing import Any
+
+from lofo.agents import DynaQ
+from lofo.buffers import Local
+from lofo.experiments.experiment import Experiment
+from lofo.locality import Contrastive, Handcrafted
+from lofo.networks import CNN, MLP, Chain
+
+Section = tuple[str, list[tuple[str, Any]]]
+
+
+def describe(experiment: Experiment) -> str:
+    """The experiment setup, the buffer and the agent, as text."""
+    sections = [_setup(experiment), _buffer(experiment)]
+    if isinstance(experiment.agent, DynaQ):
+        sections.append(_dyna_q(experiment.agent))
+    lines = [f"{experiment.id}  (in the paper: {experiment.figure})"]
+    for title, entries in sections:
+        lines += ["", title, *(f"  {label:44} {value}" for label, value in entries)]
+    return "\n".join(lines)
+
+
+def _setup(experiment: Experiment) -> Section:
+    schedule = experiment.schedule
+    entries = [
+        *((f"Phase {p.number} steps", f"{p.steps:,}") for p in experiment.phases),
+        ("Fraction of the paper's length", f"{experiment.fraction:g}"),
+        ("Maximum steps of an episode", experiment.environment.spec.time_limit),
+        ("Discount factor", experiment.environment.spec.discount),
+        ("Training steps between two evaluations", f"{schedule.evaluate_every:,}"),
+        ("Evaluation episodes", schedule.episodes or "one from every start"),
+        ("Random steps before training", f"{schedule.warmup:,}"),
+        ("Seeds", " ".join(map(str, experiment.seeds))),
+        *((f"Optimal return, phase {p.number}", p.optimum) for p in experiment.phases),
+        ("Phase-1 policy scored in phase 2", experiment.phases[-1].stale),
+    ]
+    return f"Experiment setup ({experiment.environment.spec.name})", entries
+
+
+def _buffer(experiment: Experiment) -> Section:
+    buffer = experiment.buffer
+    entries: list[tuple[str, Any]] = [("Capacity", f"{buffer.capacity:,}")]
+    if isinstance(buffer.rule, Local):
+        entries += [
+            ("D_local (radius)", buffer.rule.radius),
+            ("N_local (limit)", buffer.rule.limit),
+        ]
+    locality = buffer.locality
+    if isinstance(locality, Handcrafted):
+        entries.append(("Handcrafted scale", " ".join(f"{s:.4g}" for s in locality.scale)))
+    if isinstance(locality, Contrastive):
+        entries += [
+            ("Embedding network", network_words(locality.encoder)),
+            ("Optimizer", f"Adam, learning rate {locality.learning_rate:g}"),
+            ("beta (negative target)", locality.negative_target),
+            ("Number of negative samples", locality.num_negatives),
+            ("Mini-batch size", locality.batch_size),
+            ("Random steps for the dataset", f"{buffer.locality_steps:,}"),
+            ("Number of training epochs", locality.num_epochs),
+        ]
+    return f"Replay buffer ({buffer.name})", entries
+
+
+def _dyna_q(agent: DynaQ) -> Section:
+    model = f"{network_words(agent.encoder)} (action) {network_words(agent.head)}".strip()
+    return "Deep Dyna-Q", [
+        ("Dynamics, reward and termination model", model),
+        ("Action-value estimator", network_words(agent.value)),
+        ("Value optimizer", f"Adam, learning rate {agent.value_learning_rate:g}"),
+        ("Model optimizer", f"Adam, learning rate {agent.model_learning_rate:g}"),
+        ("Exploration parameter", f"epsilon greedy, {agent.exploration:g}"),
+        ("Target network update frequency", agent.target_period),
+        ("Number of model learning steps", agent.num_model_updates),
+        ("Number of planning steps", agent.num_planning_updates),
+        ("Mini-batch size of model learning, planning", agent.batch_size),
+        ("Inputs", "raw" if agent.raw_inputs else "scaled"),
+        ("Action input", "one-hot" if agent.one_hot_action else "one scalar"),
+        ("Dynamics output", "successor" if agent.direct_dynamics else "change of state"),
+    ]
+
+
+def network_words(network: Any) -> str:
+    """`64 x 64 (tanh)`: a network in the paper's notation."""
+    if isinstance(network, Chain):
+        return " ".join(filter(None, map(network_words, network.parts)))
+    if isinstance(network, CNN):
+        layers = zip(network.channels, network.kernels, network.strides, strict=True)
+        shape = " ".join(f"{c}@{k}x{k}/{s}" for c, k, s in layers)
+        return f"conv {shape} ({network.activation})"
+    if isinstance(network, MLP):
+        activation = "" if network.activation == "none" else f" ({network.activation})"
+        return " x ".join(map(str, network.sizes)) + activation
+    return ""

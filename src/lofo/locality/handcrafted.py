@@ -1,0 +1,33 @@
+"""Locality by hand: weigh each number of the state, then measure as the crow flies."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from lofo.locality.base import Pairs
+from lofo.types import Array, Key, Metrics, Tree
+
+
+@dataclass(frozen=True)
+class Handcrafted:
+    """Distance sqrt(sum_i (scale_i · Δ_i)²)."""
+
+    scale: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.scale)
+
+    def init(self, key: Key) -> Tree:
+        """Nothing to draw."""
+        del key
+        return ()
+
+    def fit(self, params: Tree, pairs: Pairs, key: Key) -> tuple[Tree, Metrics]:
+        """Nothing to learn."""
+        del pairs, key
+        return params, {}
+
+    def embed(self, params: Tree, observation: Array) -> Array:
+        del params
+        return observation.astype(jnp.float32) * jnp.asarray(self.scale, jnp.float32)

@@ -1,0 +1,177 @@
+"""Networks as plain `init` / `apply` over pytrees: at once configuration and code.
+
+`init(key, input_shape)` returns the parameters and the output shape, so networks chain without
+stating sizes twice; `apply(params, x)` takes any number of leading batch axes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from lofo.types import Array, Key, Tree
+
+Activation = Literal["tanh", "relu", "elu", "none"]
+Initialisation = Literal["kaiming", "torch"]
+Shape = tuple[int, ...]
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "elu": jax.nn.elu,
+    "none": lambda x: x,
+}
+# Kaiming-uniform bounds are gain * sqrt(3 / fan_in); an output layer counts as relu, as in LoCA2.
+GAINS = {"tanh": 5 / 3, "relu": math.sqrt(2), "elu": math.sqrt(2), "none": math.sqrt(2)}
+
+
+class Network(Protocol):
+    """Anything that turns an input into an output through parameters."""
+
+    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]: ...
+
+    def apply(self, params: Tree, x: Array) -> Array: ...
+
+
+def _draw_layer(
+    key: Key, shape: Shape, fan_in: int, activation: str, initialisation: str
+) -> dict[str, Array]:
+    """Draws one layer's weight and bias."""
+    key_weight, key_bias = jax.random.split(key)
+    if initialisation == "torch":  # PyTorch's default: weight and bias uniform in ±1/sqrt(fan_in)
+        bound = 1 / math.sqrt(fan_in)
+        bias = jax.random.uniform(key_bias, shape[-1:], minval=-bound, maxval=bound)
+    else:
+        bound = GAINS[activation] * math.sqrt(3 / fan_in)
+        bias = jnp.zeros(shape[-1:])
+    return {
+        "weight": jax.random.uniform(key_weight, shape, minval=-bound, maxval=bound),
+        "bias": bias,
+    }
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Dense layers, each followed by the activation; no sizes at all is the identity."""
+
+    sizes: tuple[int, ...]
+    activation: Activation = "tanh"
+    initialisation: Initialisation = "kaiming"
+
+    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
+        if not self.sizes:
+            return (), input_shape
+        fans = (math.prod(input_shape), *self.sizes)
+        layers = [
+            _draw_layer(k, (fan_in, fan_out), fan_in, self.activation, self.initialisation)
+            for k, fan_in, fan_out in zip(
+                jax.random.split(key, len(self.sizes)), fans[:-1], fans[1:], strict=True
+            )
+        ]
+        return tuple(layers), (self.sizes[-1],)
+
+    def apply(self, params: Tree, x: Array) -> Array:
+        for layer in params:
+            x = ACTIVATIONS[self.activation](x @ layer["weight"] + layer["bias"])
+        return x
+
+
+def linear(size: int, initialisation: Initialisation = "kaiming") -> MLP:
+    """A last layer: no activation."""
+    return MLP((size,), "none", initialisation)
+
+
+@dataclass(frozen=True)
+class CNN:
+    """Convolutions without padding over [height, width, channels], flattened at the end."""
+
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    activation: Activation = "relu"
+    initialisation: Initialisation = "torch"
+
+    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
+        height, width, depth = input_shape
+        layers = []
+        keys = jax.random.split(key, len(self.channels))
+        for k, out, kernel, stride in zip(
+            keys, self.channels, self.kernels, self.strides, strict=True
+        ):
+            shape = (kernel, kernel, depth, out)
+            fan_in = kernel * kernel * depth
+            layers.append(_draw_layer(k, shape, fan_in, self.activation, self.initialisation))
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise ValueError(f"an image of shape {input_shape} is too small for {self}")
+            depth = out
+        return tuple(layers), (height * width * depth,)
+
+    def apply(self, params: Tree, x: Array) -> Array:
+        batch_shape = x.shape[:-3]
+        x = x.reshape(-1, *x.shape[-3:])
+        for layer, stride in zip(params, self.strides, strict=True):
+            x = jax.lax.conv_general_dilated(
+                x,
+                layer["weight"],
+                (stride, stride),
+                "VALID",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+            x = ACTIVATIONS[self.activation](x + layer["bias"])
+        return x.reshape(*batch_shape, -1)
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """Maps the box [low, high] onto ±1, so that every number of a state counts alike."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
+        del key
+        return (), input_shape
+
+    def apply(self, params: Tree, x: Array) -> Array:
+        del params
+        low, high = jnp.asarray(self.low, jnp.float32), jnp.asarray(self.high, jnp.float32)
+        return (2 * x - low - high) / (high - low)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Maps uint8 images onto [0, 1]: the one place where pixels become numbers."""
+
+    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
+        del key
+        return (), input_shape
+
+    def apply(self, params: Tree, x: Array) -> Array:
+        del params
+        return x.astype(jnp.float32) / 255
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One network after another."""
+
+    parts: tuple[Network, ...] = field(default=())
+
+    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
+        all_params = []
+        for k, part in zip(jax.random.split(key, len(self.parts) or 1), self.parts, strict=False):
+            params, input_shape = part.init(k, input_shape)
+            all_params.append(params)
+        return tuple(all_params), input_shape
+
+    def apply(self, params: Tree, x: Array) -> Array:
+        for part, part_params in zip(self.parts, params, strict=True):
+            x = part.apply(part_params, x)
+        return x
+
+
+IDENTITY = Chain()

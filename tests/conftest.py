@@ -1,0 +1,104 @@
+"""What several files share: compiled programs kept between tests, and a tiny pack of runs."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from lofo.agents import DynaQ
+from lofo.buffers import Fifo, Local
+from lofo.environments import MiniGrid
+from lofo.experiments import Buffer, Experiment, Pack, Phase, Schedule, loop, run
+from lofo.locality import Handcrafted
+from lofo.networks import IDENTITY, MLP
+from lofo.records import ROWS
+
+COMPILED = ("init", "switch", "advance", "judge", "picture")  # the programs of one pack
+
+
+def tiny_pack() -> Pack:
+    """Two buffers, two seeds, two phases of unequal blocks: all a run does, in a fifth of a second.
+
+    The handcrafted locality is given steps it does not need, so that there are rows of phase 0.
+    """
+    world = MiniGrid(size=4, time_limit=20)
+    agent = DynaQ(
+        world.spec.observation_shape,
+        world.spec.num_actions,
+        encoder=IDENTITY,
+        head=MLP((8, 8), "relu"),
+        value=MLP((8, 8), "relu"),
+        model_learning_rate=2e-3,
+        value_learning_rate=1e-3,
+        target_period=20,
+        num_model_updates=1,
+        num_planning_updates=1,
+        batch_size=8,
+        one_hot_action=True,
+        stack_model=False,
+    )
+    phases = Phase(1, 300, optimum=3.8, stale=3.8), Phase(2, 250, optimum=1.8, stale=0.9)
+    schedule = Schedule(warmup=50, evaluate_every=100, episodes=None)
+    hand = Handcrafted((1.0,) * world.spec.observation_shape[0])
+    buffers = {
+        "lofo": Buffer("LoFo", Local(0.5, 3), 200, hand, 64),
+        "fifo": Buffer("FIFO", Fifo(), 150),
+    }
+    return Pack(
+        tuple(
+            Experiment(f"tiny/{name}", "none", world, agent, buffer, phases, schedule, (0, 1), 2)
+            for name, buffer in buffers.items()
+        )
+    )
+
+
+class Finished(NamedTuple):
+    """A run of the tiny pack that nothing interrupted."""
+
+    pack: Pack
+    folder: Path  # not to be written to
+    compiled: dict[str, int]  # programs that the run compiled, by name
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    pack, folder = tiny_pack(), tmp_path_factory.mktemp("finished")
+    before = program_counts()
+    run(pack, folder, checkpoint_seconds=0)
+    after = program_counts()
+    return Finished(pack, folder, {name: after[name] - before[name] for name in COMPILED})
+
+
+def program_counts() -> dict[str, int]:
+    """How many programs each compiled function of the loop holds."""
+    return {name: getattr(loop, name)._cache_size() for name in COMPILED}
+
+
+def result_lines(folder: Path) -> list[bytes]:
+    """The rows as bytes, without what may differ from one execution to the next."""
+    lines = (folder / ROWS).read_bytes().splitlines(keepends=True)
+    return [x for x in lines if not x.startswith(b'{"header"') and b'"timing/' not in x]
+
+
+def values(folder: Path) -> dict[tuple[str, int, int, str], float | str | None]:
+    """Every row's value by run, seed, step and metric."""
+    rows = map(json.loads, result_lines(folder))
+    return {(r["run"], r["seed"], r["step"], r["metric"]): r["value"] for r in rows}
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps compiled programs on disk: tests that start processes start them again and again."""
+    if hasattr(config, "cache"):
+        folder = str(config.cache.mkdir("xla"))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # for processes that tests start
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

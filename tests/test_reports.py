@@ -1,0 +1,406 @@
+"""Reports against numbers worked out by hand, and pages that stand on their own."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from lofo.records import Recorder, Row, read, write_arrays
+from lofo.reports import (
+    as_json,
+    draw_curves,
+    draw_diagnostics,
+    draw_maps,
+    summarise,
+    verdict_table,
+    write_report,
+)
+from lofo.reports.curves import styles
+from lofo.reports.runs import compact, load
+from lofo.reports.summary import bootstrap_interval, interquartile_mean, verdict
+from lofo.types import LofoError
+
+OPTIMA = (4.0, 2.0)
+STALE = 1.0
+RULES = {
+    "LoFo": {"is": "Local", "radius": 0.05, "limit": 20},
+    "FIFO": {"is": "Fifo"},
+    "Reservoir": {"is": "Reservoir"},
+}
+
+
+def settings(run: str, buffer: str = "LoFo", **changes: Any) -> dict[str, Any]:
+    """The configuration of a run: two phases of five evaluations each, the last two judged."""
+    phases = [
+        {"is": "Phase", "number": 1, "steps": 500, "optimum": OPTIMA[0], "stale": OPTIMA[0]},
+        {"is": "Phase", "number": 2, "steps": 500, "optimum": OPTIMA[1], "stale": STALE},
+    ]
+    plain = {
+        "is": "Experiment",
+        "id": run,
+        "figure": "",
+        "environment": {"is": "Grid", "size": 4},
+        "agent": {"is": "DynaQ", "batch_size": 32},
+        "buffer": {"is": "Buffer", "name": buffer, "rule": RULES[buffer], "capacity": 4960},
+        "phases": phases,
+        "schedule": {"is": "Schedule", "warmup": 10, "evaluate_every": 100, "episodes": None},
+        "seeds": [7, 8, 9, 10],
+        "judged": 2,
+        "fraction": 1.0,
+    }
+    return plain | changes
+
+
+def header(*experiments: dict[str, Any], step: int = 0) -> dict[str, Any]:
+    return {
+        "from_step": step,
+        "commit": "0123abc",
+        "command": "lofo demo",
+        "time": "2026-01-01T00:00:00Z",
+        "versions": {"python": "3.11"},
+        "hardware": {"device": "1 x cpu"},
+        "experiments": list(experiments),
+    }
+
+
+def rows_of(run: str, phase: int, returns: Any, seeds: Any = (7, 8, 9, 10)) -> list[Row]:
+    """Rows of `return` [seeds, evaluations], at the steps the schedule gives them."""
+    return [
+        Row(run, seed, phase, 500 * (phase - 1) + 100 * k, "return", value)
+        for seed, line in zip(seeds, returns, strict=True)
+        for k, value in enumerate(line, start=1)
+    ]
+
+
+def write(folder: Path, *parts: Any) -> Path:
+    """A run folder; a dictionary among the parts is a header."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(folder, 0)
+    for part in parts:
+        if isinstance(part, dict):
+            recorder.write_header(part)
+        else:
+            recorder.write(part)
+    recorder.close()
+    return folder
+
+
+PHASE_1 = [[0, 1, 2, 3, 4]] * 4
+# Judged means, the last two evaluations of each seed: 1.0, 1.5, 2.0, 1.9.
+PHASE_2 = [
+    [0.0, 1.2, 1.8, 0.8, 1.2],
+    [0.4, 1.2, 1.4, 1.4, 1.6],
+    [0.8, 1.4, 1.6, 2.0, 2.0],
+    [0.4, 1.4, 1.6, 1.8, 2.0],
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = rows_of("a/lofo", 1, PHASE_1), rows_of("a/lofo", 2, PHASE_2)
+    return write(tmp_path / "run", header(settings("a/lofo")), *rows)
+
+
+def full_folder(folder: Path, script: str = "") -> Path:
+    """Three buffers with every metric and with maps."""
+    ids = {"a/lofo": "LoFo", "a/fifo": "FIFO", "a/reservoir": "Reservoir"}
+    metrics = ("predicted_t1", "predicted_t2", "stale_rows", "model_error_outside", "stored")
+    parts: list[Any] = [header(*(settings(i, b, figure=script) for i, b in ids.items()))]
+    folder.mkdir(parents=True)
+    for number, run in enumerate(ids):
+        for phase, returns in ((1, PHASE_1), (2, PHASE_2)):
+            rows = rows_of(run, phase, np.asarray(returns) / (1 + number))
+            parts.append(rows)
+            parts += [[r._replace(metric=m, value=r.value + 1) for r in rows] for m in metrics]
+            truth = np.zeros((4, 3, 5))
+            truth[:, 0, 0], truth[:, 0, 1] = np.nan, 4.0
+            maps = {"coverage": np.arange(60).reshape(4, 3, 5), "predicted_reward": truth * 0.9}
+            frame = {"extent": np.array([0.0, 5, 3, 0]), "axes": np.array(["column", "row"])}
+            name = f"{run.replace('/', '-')}-phase{phase}"
+            file = write_arrays(folder, name, maps | {"true_reward": truth} | frame)
+            parts.append([Row(run, -1, phase, 500 * phase, "maps", file)])
+    parts.append([Row("a/lofo", -1, 2, 1000, "timing/seconds", 90.0)])
+    return write(folder, *parts)
+
+
+def test_a_summary_equals_the_numbers_worked_out_by_hand(folder: Path) -> None:
+    first, second = summarise([folder])
+    assert (first.phase, first.mean, first.adaptive, first.adaptation) == (1, 3.5, None, None)
+    assert first.near_optimal and first.complete and first.evaluations == (5, 5)
+    assert second.per_seed == pytest.approx((1.0, 1.5, 2.0, 1.9))
+    assert second.mean == pytest.approx(1.6)
+    # deviations -0.6, -0.1, 0.4, 0.3: squares sum to 0.62
+    assert second.standard_error == pytest.approx((0.62 / 3 / 4) ** 0.5)
+    assert second.iqm == pytest.approx(1.7)  # of the middle two
+    assert second.fraction_of_optimum == pytest.approx(0.8)
+    assert second.near_optimal is False and second.adaptive is False
+    assert 1.0 <= second.low < second.mean < second.high <= 2.0
+    assert second.num_seeds == 4 and (second.optimum, second.stale) == (2.0, 1.0)
+
+
+def test_adaptation_is_timed_on_the_mean_curve(folder: Path) -> None:
+    adaptation = summarise([folder])[1].adaptation
+    assert adaptation is not None
+    # mean curve 0.4, 1.3, 1.6, 1.5, 1.7: it is exactly 80 % of 2 at the third evaluation
+    assert adaptation.steps_to_reach == 300
+    assert adaptation.mean_gap == pytest.approx((1.6 + 0.7 + 0.4 + 0.5 + 0.3) / 5)
+    assert adaptation.worst == pytest.approx(0.4)
+
+
+def test_a_run_that_never_reaches_the_mark_says_so(tmp_path: Path) -> None:
+    rows = rows_of("x", 2, [[1.59] * 5] * 4)
+    folder = write(tmp_path, header(settings("x")), rows_of("x", 1, PHASE_1), rows)
+    adaptation = summarise([folder])[1].adaptation
+    assert adaptation is not None and adaptation.steps_to_reach is None
+
+
+@pytest.mark.parametrize(("share", "adaptive"), [(0.85, True), (0.8499, False), (0.86, True)])
+@pytest.mark.parametrize("optimum", [2.0, 3.716])  # 85 % of 3.716 rounds up: 3.1586 falls below
+def test_exactly_85_percent_is_adaptive(
+    tmp_path: Path, optimum: float, share: float, adaptive: bool
+) -> None:
+    plain = settings("x")
+    plain["phases"][1] |= {"optimum": optimum, "stale": optimum / 2}
+    late = rows_of("x", 2, [[0, 0, 0, share * optimum, share * optimum]] * 4)
+    summary = summarise([write(tmp_path, header(plain), rows_of("x", 1, PHASE_1), late)])[1]
+    assert summary.adaptive is adaptive
+    assert verdict(summary) == ("adaptive" if adaptive else "not adaptive (stale policy: 50.0 %)")
+
+
+def test_the_interquartile_mean_leaves_out_whole_quarters() -> None:
+    assert interquartile_mean(np.array([100.0, 1, 2, 3])) == 2.5
+    assert interquartile_mean(np.array([9.0, 0, 0])) == 3.0  # below four: the mean
+    assert interquartile_mean(np.arange(10.0) ** 2) == np.mean(np.arange(2.0, 8) ** 2)
+
+
+def test_the_bootstrap_is_repeatable_and_has_the_right_width() -> None:
+    values = np.random.default_rng(3).normal(size=400)
+    low, high = bootstrap_interval(values)
+    assert (low, high) == bootstrap_interval(values)
+    width = 2 * 1.96 * values.std() / 20
+    assert high - low == pytest.approx(width, rel=0.05)
+    assert bootstrap_interval(np.array([2.0])) == (2.0, 2.0)
+
+
+def test_why_is_averaged_over_the_judged_evaluations(tmp_path: Path) -> None:
+    rows = rows_of("x", 1, PHASE_1)
+    predicted = [r._replace(metric="predicted_t1", value=r.step / 100) for r in rows]
+    thinned = [r._replace(metric="stale_rows", value=6.0) for r in rows if r.step == 200]
+    stored = [r._replace(metric="stored", value=float(r.step + r.seed)) for r in rows]
+    folder = write(tmp_path, header(settings("x")), rows, predicted, thinned, stored)
+    summary = summarise([folder])[0]
+    assert summary.why.predicted_t1 == 4.5
+    assert summary.why.stale_rows == 6.0  # thinned away from the end: the last one kept
+    assert summary.stored == 508.5
+    assert np.isnan(summary.why.t2_rows)
+
+
+def test_thinned_rows_keep_the_verdict_and_the_gap(tmp_path: Path) -> None:
+    curve = [[0.0, 0.0, 1.0, 2.0, 2.0]] * 4
+    rows = rows_of("x", 2, curve)
+    kept = [row for row in rows if row.step != 600]
+    early = rows_of("x", 1, PHASE_1)
+    whole, thinned = (
+        summarise([write(tmp_path / name, header(settings("x")), early, part)])[1]
+        for name, part in (("whole", rows), ("thinned", kept))
+    )
+    assert thinned.complete and thinned.adaptive and thinned.mean == whole.mean
+    assert thinned.evaluations == (4, 5)
+    assert whole.adaptation is not None and thinned.adaptation is not None
+    assert thinned.adaptation.mean_gap == pytest.approx(whole.adaptation.mean_gap)
+
+
+def test_a_resumed_run_reads_as_one(tmp_path: Path) -> None:
+    plain = header(settings("x")), rows_of("x", 1, PHASE_1), rows_of("x", 2, PHASE_2)
+    resumed = *plain[:2], header(settings("x"), step=500), plain[2]
+    folders = write(tmp_path / "plain", *plain), write(tmp_path / "resumed", *resumed)
+    assert as_json(summarise(folders[:1])) == as_json(summarise(folders[1:]))
+    assert "500" in write_report(folders[1:], tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize("missing", ["end", "seed", "phase", "null"])
+def test_an_incomplete_run_is_reported_not_judged(tmp_path: Path, missing: str) -> None:
+    late = rows_of("x", 2, PHASE_2)
+    cut = {
+        "end": [r for r in late if r.step < 1000],
+        "seed": [r for r in late if r.seed != 9],
+        "phase": [],
+        "null": [r._replace(value=np.nan) if r.step == 1000 else r for r in late],
+    }[missing]
+    folder = write(tmp_path / "run", header(settings("x")), rows_of("x", 1, PHASE_1), cut)
+    first, second = summarise([folder])
+    assert first.complete and not second.complete
+    assert second.near_optimal is None and second.adaptive is None
+    assert second.num_seeds == {"seed": 3, "phase": 0}.get(missing, 4)
+    done = {"end": 4, "seed": 0, "phase": 0, "null": 4}[missing]
+    assert f"incomplete: {done} of 5 evaluations" in verdict_table([first, second])
+    assert "incomplete" in write_report([folder], tmp_path / "out").read_text()
+    json.dumps(as_json([first, second]), allow_nan=False)
+
+
+def test_the_verdict_table_says_what_it_means(tmp_path: Path) -> None:
+    text = verdict_table(summarise([full_folder(tmp_path / "run")]))
+    lines = text.splitlines()
+    rule = "at least 85 % of the exact optimum, mean over seeds of the last 2 evaluations"
+    assert rule in text
+    assert lines[0].startswith("Grid, DynaQ")
+    line = next(line for line in lines if line.startswith("LoFo") and " 2 " in line)
+    assert "1.600 ± 0.227" in line and "80.0 %" in line
+    assert "not adaptive (stale policy: 50.0 %)" in line and "2.60 (1)" in line
+    assert sum(line.startswith(("LoFo", "FIFO", "Reservoir")) for line in lines) == 6
+
+
+def test_as_json_is_plain_data(folder: Path) -> None:
+    data = json.loads(json.dumps(as_json(summarise([folder])), allow_nan=False))
+    assert data[1]["mean"] == pytest.approx(1.6) and data[1]["adaptive"] is False
+    assert data[1]["adaptation"]["steps_to_reach"] == 300
+    assert data[1]["why"]["t2_rows"] is None
+
+
+def test_seeds_of_one_run_may_lie_in_several_folders(folder: Path, tmp_path: Path) -> None:
+    halves = []
+    for name, part in (("one", slice(0, 2)), ("two", slice(2, 4))):
+        seeds = [7, 8, 9, 10][part]
+        rows = [rows_of("a/lofo", p, r[part], seeds) for p, r in ((1, PHASE_1), (2, PHASE_2))]
+        halves.append(write(tmp_path / name, header(settings("a/lofo", seeds=seeds)), *rows))
+    assert as_json(summarise(halves)) == as_json(summarise([folder]))
+    assert as_json(summarise([folder, folder])) == as_json(summarise([folder]))
+
+
+def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    rows = rows_of("a/lofo", 1, PHASE_1)
+    other = write(tmp_path / "other", header(settings("a/lofo", judged=3)), rows)
+    with pytest.raises(LofoError, match="differ in judged"):
+        summarise([folder, other])
+    copy = write(tmp_path / "copy", header(settings("a/lofo")), rows)
+    with pytest.raises(LofoError, match="seed 7 of a/lofo"):
+        summarise([folder, copy])
+    with pytest.raises(LofoError, match="holds no rows"):
+        summarise([write(tmp_path / "bare", header(settings("a/lofo")))])
+    with pytest.raises(LofoError, match="no rows in"):
+        write_report([tmp_path / "nowhere"], tmp_path / "out")
+    changed = header(settings("a/lofo")), header(settings("a/lofo", judged=1)), rows
+    with pytest.raises(LofoError, match="two different settings"):
+        summarise([write(tmp_path / "changed", *changed)])
+    with pytest.raises(LofoError, match="none of its headers names"):
+        summarise([write(tmp_path / "stray", header(settings("y")), rows)])
+    with pytest.raises(LofoError, match="no run folders"):
+        summarise([])
+
+
+def test_buffers_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    wide = settings("x/wide")
+    wide["buffer"] = wide["buffer"] | {"rule": RULES["LoFo"] | {"limit": 40}}
+    other_world = settings("y", environment={"is": "Grid", "size": 9})
+    every = header(settings("x"), wide, other_world)
+    folder = write(tmp_path, every, rows_of("x", 1, PHASE_1))
+    runs = load([folder])
+    assert [run.name for run in runs[:2]] == [
+        "LoFo (limit 20, radius 0.05)",
+        "LoFo (limit 40, radius 0.05)",
+    ]
+    assert [run.world for run in runs[1:]] == ["Grid, DynaQ (size 4)", "Grid, DynaQ (size 9)"]
+    look = styles(runs)
+    assert look["x"].color == look["y"].color == "#0072B2" != look["x/wide"].color
+
+
+def test_local_forgetting_keeps_its_colour(tmp_path: Path) -> None:
+    every = header(settings("f", "FIFO"), settings("r", "Reservoir"), settings("l"))
+    runs = load([write(tmp_path, every, rows_of("f", 1, PHASE_1))])
+    look = styles(runs)
+    assert look["l"].color == "#0072B2"
+    assert len({style.color for style in look.values()}) == 3
+    assert len({str(style.linestyle) for style in look.values()}) == 3
+
+
+def test_counts_are_compact() -> None:
+    assert [compact(x) for x in (0, 950, 4960, 1.5e6)] == ["0", "950", "4.96k", "1.5M"]
+    assert compact(float("nan")) == "-"
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's word for what did not fit
+def test_figures_are_drawn_and_repeat(tmp_path: Path) -> None:
+    folder = full_folder(tmp_path / "run")
+    paths = [
+        draw_curves([folder], tmp_path / "new" / "curves.png"),
+        draw_diagnostics([folder], tmp_path / "new" / "diagnostics.png"),
+        *draw_maps([folder], tmp_path / "new"),
+    ]
+    assert [p.name for p in paths[2:]] == ["coverage.png", "rewards.png"]
+    for path in paths:
+        image = imread(path)
+        colours = {tuple(p) for p in image[::3, ::3].reshape(-1, image.shape[2]).tolist()}
+        assert image.shape[1] > 700 and len(colours) > 50
+    again = draw_curves([folder], tmp_path / "again.png")
+    assert again.read_bytes() == paths[0].read_bytes()
+    assert [p.name for p in draw_maps([folder], tmp_path / "demo-")] == [
+        "demo-coverage.png",
+        "demo-rewards.png",
+    ]
+
+
+def test_the_curves_show_every_buffer_in_its_colour(tmp_path: Path) -> None:
+    image = imread(draw_curves([full_folder(tmp_path / "run")], tmp_path / "curves.png"))
+    pixels = {tuple(p) for p in np.rint(255 * image[..., :3]).astype(int).reshape(-1, 3).tolist()}
+    for colour in ("0072B2", "D55E00", "009E73", "000000"):
+        assert tuple(bytes.fromhex(colour)) in pixels
+
+
+class Page(HTMLParser):
+    """Collects what a page refers to and whether its tags close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [v or "" for n, v in attributes if n in ("src", "href", "srcset")]
+        if tag not in ("meta", "img", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_on_its_own(tmp_path: Path) -> None:
+    path = write_report([full_folder(tmp_path / "run")], tmp_path / "out")
+    text = path.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(text)
+    assert not page.open and not {"script", "link", "iframe"} & set(page.tags)
+    assert len(page.references) == 4
+    assert all(r.startswith("data:image/png;base64,") for r in page.references)
+    assert not re.search(r"https?://|url\(|@import", text)
+    for word in ("Speed of adaptation", "0123abc", "lofo demo", "1.5 minutes", "at least 85 %"):
+        assert word in text
+    names = {p.name for p in path.parent.iterdir()}
+    assert names == {"report.html", "curves.png", "diagnostics.png", "coverage.png", "rewards.png"}
+
+
+def test_the_page_escapes_what_it_was_given(tmp_path: Path) -> None:
+    bad = "<script>alert('x')</script>"
+    folder = full_folder(tmp_path / "run", script=bad)
+    headers, rows = read(folder)
+    headers[0] |= {"command": bad, "commit": bad, "versions": {bad: bad}}
+    headers[0]["experiments"][0]["buffer"]["name"] = bad
+    headers[0]["experiments"][0]["environment"] = {"is": bad}
+    (folder / "rows.jsonl").unlink()
+    write(folder, headers[0], rows)
+    text = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
+    assert "<script" not in text and "&lt;script&gt;" in text
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_record_without_maps_still_gives_a_page(folder: Path, tmp_path: Path) -> None:
+    assert draw_maps([folder], tmp_path) == []
+    text = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
+    assert text.count("<img") == 2
+    assert "not recorded" in text  # the computing time

@@ -1,0 +1,410 @@
+"""The loop and the runner: what is counted, what is kept apart, what may not change what."""
+
+import dataclasses
+import inspect
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import Finished, program_counts, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lofo.agents.base import Appetite
+from lofo.buffers import Fifo, Local, Replay, TransitionIndex
+from lofo.environments import MiniGrid, Task
+from lofo.experiments import REGISTRY, Buffer, Experiment, Pack, Phase, Schedule, loop, run, shorten
+from lofo.experiments import evaluate as evaluate_episodes
+from lofo.experiments.checkpoint import load
+from lofo.experiments.experiment import configuration
+from lofo.experiments.pack import Runs
+from lofo.experiments.probes import describe_buffer
+from lofo.experiments.settings import describe
+from lofo.experiments.timeline import evaluation_tasks, plan
+from lofo.networks import MLP, Chain, linear
+from lofo.records import read
+from lofo.types import LofoError, Transition
+
+T1_ROW, T2_ROW, PLAIN_ROW = (4.0, True), (2.0, True), (0.0, False)  # (reward, terminated)
+
+
+@dataclass(frozen=True)
+class Walker:
+    """An agent that only counts: updates in its state, steps of the episode in its memory."""
+
+    bad_update: int = 0  # the update whose loss is not a number; 0: none
+
+    @property
+    def appetite(self) -> Appetite:
+        return Appetite(1, 4)
+
+    def init(self, key: Any) -> Any:
+        return jnp.zeros((), jnp.int32)
+
+    def begin(self) -> Any:
+        return jnp.zeros((), jnp.int32)
+
+    def act(self, state: Any, memory: Any, observation: Any, key: Any, *, explore: bool) -> Any:
+        return (memory % 3 if not explore else jax.random.randint(key, (), 0, 3)), memory + 1
+
+    def update(self, state: Any, batches: Any, key: Any) -> Any:
+        return state + 1, {"loss": jnp.where(state + 1 == self.bad_update, jnp.nan, 1.0)}
+
+
+def walk(**changes: Any) -> Experiment:
+    """A run of the counting agent, two steps to an update."""
+    plain = Experiment(
+        id="walk/fifo",
+        figure="none",
+        environment=MiniGrid(size=4, time_limit=7),
+        agent=Walker(),
+        buffer=Buffer("FIFO", Fifo(), 64),
+        phases=(Phase(1, 100, 1.0, 1.0), Phase(2, 60, 1.0, 1.0)),
+        schedule=Schedule(warmup=0, evaluate_every=50, episodes=2, steps_per_update=2),
+        seeds=(0, 1),
+    )
+    return replace(plain, **changes)
+
+
+def begun(pack: Pack) -> Runs:
+    return loop.init(pack, loop.outline_localities(pack))
+
+
+def go_on(pack: Pack, runs: Runs, first: int, cycles: int, warmup: bool = False) -> Any:
+    task = pack.lead.environment.train_task(1)
+    return loop.advance(pack, runs, task, jnp.int32(first), jnp.int32(cycles), warmup)
+
+
+def copied(tree: Any) -> Any:
+    return jax.tree.map(np.array, tree)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def final_runs(finished: Finished) -> Runs:
+    outline = loop.outline_localities(finished.pack)
+    return load(finished.folder, jax.eval_shape(lambda: loop.init(finished.pack, outline)))
+
+
+@pytest.mark.parametrize("run_id", REGISTRY)
+def test_every_id_is_data_and_fits_the_loop(run_id: str) -> None:
+    experiment = REGISTRY[run_id]
+    assert experiment.id == run_id and hash(experiment) == hash(replace(experiment))
+    plain = configuration(experiment)
+    assert json.loads(json.dumps(plain)) == plain
+    assert run_id in describe(experiment)
+    pack = Pack((replace(experiment, seeds=(0, 1)),))
+    localities = jax.eval_shape(lambda: loop.outline_localities(pack))
+    runs = jax.eval_shape(lambda x: loop.init(pack, x), localities)
+    after, tally = jax.eval_shape(lambda r: go_on(pack, r, 0, 1), runs)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), runs) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), after
+    )
+    assert all(x.shape == (2,) for x in tally.sums.values()) and tally.sums.keys()
+
+
+def small(experiment: Experiment) -> Experiment:
+    """The experiment with narrow networks, a short stretch and a small buffer."""
+    net = MLP((8,), "tanh")
+    agent = replace(experiment.agent, encoder=net, head=net, value=net)
+    locality = experiment.buffer.locality
+    if hasattr(locality, "encoder"):
+        scaling = locality.encoder.parts[0]
+        encoder = Chain((scaling, MLP((8,), "tanh", "torch"), linear(16, "torch")))
+        locality = replace(locality, encoder=encoder, num_epochs=1)
+    steps = min(experiment.buffer.locality_steps, 64)
+    buffer = replace(experiment.buffer, capacity=90, locality=locality, locality_steps=steps)
+    return replace(
+        experiment,
+        environment=replace(experiment.environment, time_limit=20),
+        agent=agent,
+        buffer=buffer,
+        phases=tuple(replace(p, steps=80) for p in experiment.phases),
+        schedule=replace(experiment.schedule, warmup=20, evaluate_every=40),
+        seeds=(0,),
+    )
+
+
+def test_mountaincar_runs_end_to_end_under_every_rule(tmp_path: Path) -> None:
+    names = ("lofo", "lofo-handcrafted", "fifo-3e4", "reservoir-3e4")
+    pack = Pack(tuple(small(REGISTRY[f"mountaincar/dyna_q/{name}"]) for name in names))
+    run(pack, tmp_path)
+    found = values(tmp_path)
+    for experiment in pack.experiments:
+        assert all(np.isfinite(found[experiment.id, 0, step, "return"]) for step in (40, 80, 160))
+        assert found[experiment.id, 0, 160, "stored"] <= 90
+        assert found[experiment.id, 0, 160, "reward_loss"] > 0
+    assert found["mountaincar/dyna_q/reservoir-3e4", 0, 160, "stored"] == 90
+    assert found["mountaincar/dyna_q/lofo", 0, 0, "locality/loss"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run_id", REGISTRY)
+def test_every_id_runs_end_to_end_as_it_is(run_id: str, tmp_path: Path) -> None:
+    experiment = REGISTRY[run_id]
+    buffer = experiment.buffer
+    buffer = replace(buffer, locality_steps=min(buffer.locality_steps, 256))
+    buffer = replace(buffer, capacity=min(buffer.capacity, 500))
+    experiment = replace(
+        experiment,
+        buffer=buffer,
+        phases=tuple(replace(p, steps=150) for p in experiment.phases),
+        schedule=replace(experiment.schedule, warmup=50, evaluate_every=75),
+        seeds=(0,),
+    )
+    run(Pack((experiment,)), tmp_path)
+    found = values(tmp_path)
+    assert all(np.isfinite(found[run_id, 0, step, "return"]) for step in (75, 150, 225, 300))
+
+
+@pytest.mark.parametrize(("k", "seed"), [(0, 1), (1, 0)])
+def test_a_run_alone_equals_its_rows_in_the_pack(
+    finished: Finished, tmp_path: Path, k: int, seed: int
+) -> None:
+    """Neither the other seeds nor the other buffers matter; batched products may round apart."""
+    experiment = finished.pack.experiments[k]
+    run(Pack((replace(experiment, seeds=(seed,)),)), tmp_path)
+    alone, packed = values(tmp_path), values(finished.folder)
+    numbers = {name: v for name, v in alone.items() if not isinstance(v, str)}
+    assert len(numbers) > 100
+    expected = {n: v for n, v in packed.items() if n[:2] == (experiment.id, seed)}
+    assert numbers.keys() == expected.keys()
+    for name, value in numbers.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=str(name))
+
+
+def test_runs_of_a_pack_differ_by_seed_and_by_buffer(finished: Finished) -> None:
+    found = values(finished.folder)
+    losses = {
+        (e.id, s): found[e.id, s, 550, "value_loss"]
+        for e in finished.pack.experiments
+        for s in (0, 1)
+    }
+    assert len(set(losses.values())) == 4
+
+
+def test_a_pack_refuses_what_cannot_share_a_program(finished: Finished) -> None:
+    one, other = finished.pack.experiments
+    with pytest.raises(LofoError, match="differ in more than the buffer"):
+        Pack((one, replace(other, seeds=(0, 1, 2))))
+    with pytest.raises(LofoError, match="named twice"):
+        Pack((one, replace(other, id=one.id)))
+
+
+def test_phases_and_block_lengths_compile_nothing(finished: Finished, tmp_path: Path) -> None:
+    """One program for warm-up, one for learning, one of everything else, whatever the phase."""
+    assert finished.compiled == {"init": 1, "switch": 1, "advance": 2, "judge": 1, "picture": 1}
+    before = program_counts()
+    run(finished.pack, tmp_path, checkpoint_seconds=0)
+    assert program_counts() == before
+
+
+def test_warm_up_fills_the_buffer_and_teaches_nothing(finished: Finished) -> None:
+    runs = begun(finished.pack)
+    agents = copied(runs.agents)
+    runs, tally = go_on(finished.pack, runs, 0, 50, warmup=True)
+    assert_same(agents, runs.agents)
+    assert tally.sums == {}
+    assert all((replay.index.clock == 50).all() for replay in runs.replays)
+    runs, _ = go_on(finished.pack, runs, 50, 1)
+    assert (runs.agents.num_updates == 1).all()
+    leaves = zip(jax.tree.leaves(agents.model), jax.tree.leaves(runs.agents.model), strict=True)
+    assert all((old != new).any() for old, new in leaves if old.any())
+
+
+def test_every_step_is_counted_once(finished: Finished) -> None:
+    runs = final_runs(finished)
+    assert all((replay.index.clock == 550).all() for replay in runs.replays)
+    assert (runs.agents.num_updates == 500).all()  # the rest is warm-up
+
+
+def test_the_phase_switch_cuts_the_episode_and_nothing_else(finished: Finished) -> None:
+    pack = finished.pack
+    world = pack.lead.environment
+    runs, _ = go_on(pack, begun(pack), 0, 53, warmup=True)
+    old = copied(runs)
+    assert (old.worlds.time > 0).any() and not world.in_t1_zone(old.worlds.physical).all()
+    new = loop.switch(pack, runs, world.train_task(2), jnp.int32(53))
+    assert (new.worlds.time == 0).all() and world.in_t1_zone(new.worlds.physical).all()
+    assert_same(world.encode(new.worlds.physical), new.codes)
+    for name in ("agents", "replays", "localities", "streams"):
+        assert_same(getattr(old, name), getattr(new, name))
+
+
+def test_phase_2_never_leaves_the_zone(finished: Finished) -> None:
+    """The FIFO holds 150 rows and phase 2 has 250 steps, so all its rows are of phase 2."""
+    world, rows = finished.pack.lead.environment, final_runs(finished).replays[1].rows
+    for codes in (rows.observation, rows.next_observation):
+        assert world.in_t1_zone(world.pose(jnp.asarray(codes))).all()
+    assert set(np.unique(rows.reward)) == {0.0, 1.0}
+
+
+def test_fifo_holds_exactly_the_last_rows(finished: Finished) -> None:
+    pack, capacity = finished.pack, finished.pack.buffers[1].capacity
+    runs, seen = begun(pack), []
+    for step in range(capacity + 37):
+        seen.append(np.array(pack.part(runs.codes, 1)))
+        runs, _ = go_on(pack, runs, step, 1, warmup=True)
+    replay = runs.replays[1]
+    for seed in range(2):
+        order = np.argsort(replay.index.stamp[seed])
+        assert_same(replay.index.stamp[seed][order], np.arange(37, capacity + 37))
+        assert_same(replay.rows.observation[seed][order], np.stack(seen)[37:, seed])
+
+
+def test_memories_live_as_long_as_an_episode() -> None:
+    pack = Pack((walk(),))
+    runs = begun(pack)
+    for first in range(0, 40, 2):
+        runs, _ = go_on(pack, runs, first, 1)
+        assert_same(runs.memories, runs.worlds.time)
+    assert (runs.agents == 20).all()
+    assert (runs.replays[0].index.clock == 40).all()
+    runs = loop.switch(pack, runs, pack.lead.environment.train_task(2), jnp.int32(40))
+    assert (runs.memories == 0).all()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    pack = Pack((walk(agent=Walker(bad_update=31)),))
+    with pytest.raises(LofoError, match=r"loss is not finite at step 62 of walk/fifo, seed 0"):
+        run(pack, tmp_path, checkpoint_seconds=0)
+    found = values(tmp_path)
+    assert found["walk/fifo", 1, 50, "loss"] == 1.0
+    assert {step for _, _, step, _ in found} == {50}
+    rows = (tmp_path / "rows.jsonl").read_bytes()
+    with pytest.raises(LofoError, match="at step 62"):
+        run(pack, tmp_path, checkpoint_seconds=0)
+    assert (tmp_path / "rows.jsonl").read_bytes().startswith(rows)
+
+
+def test_evaluation_is_given_nothing_to_learn_with() -> None:
+    names = set(inspect.signature(evaluate_episodes).parameters)
+    assert names == {"act", "memory", "environment", "tasks", "key", "discount"}
+
+
+def test_evaluation_returns_what_the_policy_earns() -> None:
+    """Going straight along the last row to T2, two steps to the right; and never arriving."""
+    world = MiniGrid(size=4, time_limit=5)
+    task = world.evaluation_task(1)
+    codes = world.encode(world.pose(jnp.array([4 * 14, 4 * 13, 4 * 13 + 3])))  # heading right, up
+    starts = Task(jnp.full(3, 4.0), jnp.full(3, 2.0), jnp.eye(world.num_codes)[codes])
+    lengths = []
+
+    def act(memory: Any, observation: Any, key: Any) -> Any:
+        jax.debug.callback(lambda m: lengths.append(int(m)), memory)
+        return jnp.int32(2), memory + 1
+
+    key = jax.random.PRNGKey(0)
+    returns = evaluate_episodes(act, jnp.int32(0), world, starts, key, discount=0.5)
+    jax.effects_barrier()
+    np.testing.assert_allclose(returns, [2.0, 1.0, 0.0])
+    assert task.reward_t2 == 2.0 and max(lengths) == 4  # the last of five steps
+
+
+def test_judging_touches_nothing_and_repeats_itself(finished: Finished) -> None:
+    runs = jax.tree.map(jnp.asarray, final_runs(finished))
+    before, tasks = copied(runs), evaluation_tasks(finished.pack, 2)
+    metrics = loop.judge(finished.pack, runs, tasks, jnp.int32(550))
+    again = loop.judge(finished.pack, runs, tasks, jnp.int32(550))
+    assert_same(before, runs)
+    assert_same(metrics, again)
+    found = values(finished.folder)
+    for k, e in enumerate(finished.pack.experiments):
+        for seed, value in zip(e.seeds, finished.pack.part(metrics["return"], k), strict=True):
+            assert found[e.id, seed, 550, "return"] == pytest.approx(float(value), rel=1e-6)
+
+
+def test_stale_rows_are_those_the_present_task_cannot_pay() -> None:
+    replay = Replay(TransitionIndex(Fifo(), 10))
+    code = jnp.int32(0)
+    state = replay.init(Transition(code, code, jnp.float32(0), jnp.bool_(False), code))
+    for reward, terminated in 3 * [T1_ROW] + 2 * [T2_ROW] + 2 * [PLAIN_ROW]:
+        item = Transition(code, code, jnp.float32(reward), jnp.bool_(terminated), code)
+        state = replay.add(state, item)
+    for phase, stale, t1 in ((1, 0, 3), (2, 3, 0)):
+        found = describe_buffer(replay, state, MiniGrid().train_task(phase))
+        counts = {name: int(found[name]) for name in ("stale_rows", "t1_rows", "t2_rows", "stored")}
+        assert counts == {"stale_rows": stale, "t1_rows": t1, "t2_rows": 2, "stored": 7}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 40), st.integers(0, 90))
+def test_blocks_tile_the_run(first: int, second: int, every: int, warmup: int) -> None:
+    schedule = Schedule(min(warmup, first), every, None)
+    phases = Phase(1, first, 1.0, 1.0), Phase(2, second, 1.0, 1.0)
+    blocks = list(plan(Pack((walk(phases=phases, schedule=schedule),))))
+    step = 0
+    for block in blocks:
+        assert block.first_step == step and block.last_step > step
+        assert block.phase == (1 if step < first else 2)
+        assert block.opens == (step in (0, first))
+        step = block.last_step
+        assert block.closes == (step in (first, first + second))
+        assert block.closes or step % every == 0
+    assert step == first + second
+    assert sum(block.warmup for block in blocks) == schedule.warmup
+    learning = [block.first_step + block.warmup for block in blocks if block.learning]
+    assert all(start >= schedule.warmup for start in learning)
+
+
+def test_a_fraction_shortens_phases_capacities_and_limits(finished: Finished) -> None:
+    local, fifo = (shorten(e, 0.5) for e in finished.pack.experiments)
+    assert [p.steps for p in local.phases] == [150, 125] == [p.steps for p in fifo.phases]
+    assert (local.buffer.rule.limit, local.buffer.capacity) == (2, 200)
+    assert local.buffer.rule.radius == 0.5
+    assert fifo.buffer.capacity == 75
+    assert shorten(local, 0.5).fraction == 0.25
+    odd = shorten(walk(), 0.51)
+    assert [p.steps for p in odd.phases] == [52, 30]  # whole cycles of two steps
+    for fraction in (0.0, 1.5, -1.0, float("nan")):
+        with pytest.raises(LofoError, match="a fraction lies in"):
+            shorten(local, fraction)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": ()}, "seeds must be distinct"),
+        ({"seeds": (1, 1)}, "seeds must be distinct"),
+        ({"judged": 0}, "judged must be at least 1, got 0"),
+        ({"phases": (Phase(1, 100, 1.0, 1.0), Phase(2, 0, 1.0, 1.0))}, "phase 2 must be at least"),
+        ({"phases": (Phase(1, 101, 1.0, 1.0),)}, "phase 1 must be a multiple of the 2 steps"),
+        ({"schedule": Schedule(102, 10, None)}, "warm-up of 102 steps does not fit"),
+        ({"schedule": Schedule(-2, 10, None)}, "warm-up of -2 steps does not fit"),
+        ({"schedule": Schedule(3, 10, None, 2)}, "warm-up must be a multiple of the 2 steps"),
+        ({"schedule": Schedule(0, 5, None, 2)}, "evaluate_every must be a multiple"),
+        ({"schedule": Schedule(0, 0, None)}, "evaluate_every must be at least 1, got 0"),
+        ({"schedule": Schedule(0, 10, 0)}, "episodes must be at least 1, got 0"),
+        ({"schedule": Schedule(0, 10, None, 0)}, "steps_per_update must be at least 1, got 0"),
+    ],
+)
+def test_an_impossible_experiment_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(LofoError, match=words):
+        walk(**changes)
+
+
+def test_an_impossible_buffer_is_refused() -> None:
+    with pytest.raises(LofoError, match="capacity of FIFO must be at least 1, got 0"):
+        Buffer("FIFO", Fifo(), 0)
+    with pytest.raises(LofoError, match="give the buffer LoFo a locality"):
+        Buffer("LoFo", Local(0.1, 1), 10)
+    with pytest.raises(LofoError, match="must fill a batch of 32, got 31"):
+        dataclasses.replace(REGISTRY["demo/lofo"].buffer, locality_steps=31)
+
+
+def test_rows_say_where_they_come_from(finished: Finished) -> None:
+    headers, rows = read(finished.folder)
+    (header,) = headers
+    assert header["from_step"] == 0
+    assert header["experiments"] == configuration(finished.pack.experiments)
+    assert {"commit", "command", "time", "versions", "hardware"} <= header.keys()
+    assert {row.step for row in rows if row.phase == 1} == {100, 200, 300}
+    assert {row.step for row in rows if row.phase == 2} == {400, 500, 550}
+    assert {row.phase for row in rows if row.metric.startswith("locality/")} == {0}

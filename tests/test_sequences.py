@@ -1,0 +1,243 @@
+"""Sequence buffers: two stores, unknown rewards and the bound of B·N, against the oracle."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oracles
+from lofo.buffers import Fifo, Local, Replay, Reservoir, SequenceIndex
+
+GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
+RADII = (0.25, 0.5, 0.75, 64.0)  # the last is larger than the world
+KEYS = jax.random.split(jax.random.key(11), 64)
+EXAMPLE = {"id": jnp.zeros((), jnp.int32)}
+
+# A step: where it is, whether it is a start, and of which stream. Few places make a crowd.
+STEPS = st.lists(
+    st.tuples(
+        st.tuples(st.integers(0, 3), st.integers(0, 1)),
+        st.sampled_from([True, True, True, False]),
+        st.integers(0, 1),
+    ),
+    max_size=36,
+)
+
+
+@jax.jit
+def add(replay, state, item, embedding, key, is_start, stream):
+    return replay.add(state, item, embedding, key, is_start=is_start, stream=stream)
+
+
+draw_lot = jax.jit(lambda key, clock: jax.random.randint(key, (), 0, clock + 1))
+
+
+def walk(index, rule, steps):
+    """Add to both and compare after every step."""
+    replay = Replay(index)
+    buffer = oracles.SequenceBuffer(rule, index.capacity, index.window, index.num_slots)
+    state = replay.init(EXAMPLE, 2)
+    for number, (point, is_start, stream) in enumerate(steps):
+        stream = min(stream, index.num_streams - 1)
+        embedding = tuple(GRID * x for x in point)
+        lot = int(draw_lot(KEYS[number], buffer.states.seen))
+        buffer.add(100 + number, embedding, is_start=is_start, stream=stream, lot=lot)
+        item = {"id": np.int32(100 + number)}
+        state = add(
+            replay, state, item, np.float32(embedding), KEYS[number], is_start, np.int32(stream)
+        )
+        check_same(jax.device_get(state), buffer, index)
+    return state, buffer
+
+
+def check_same(state, buffer, index):
+    ledger, trajectory = state.index
+    ids, size = state.rows["id"], int(ledger.size)
+    samples = buffer.states.samples
+    rows = {int(stamp): row for row, stamp in enumerate(ledger.stamp[:size])}
+    assert sorted(rows) == [s.stamp for s in samples]
+    check_windows(trajectory, ids, rows, buffer)
+    check_steps(trajectory, ids, buffer)
+    assert len(buffer.trajectory) <= len(samples) * index.window  # the bound, and not only B·N
+    assert trajectory.step_overflow == buffer.lost
+    is_complete = trajectory.filled == index.window
+    assert not is_complete[size:].any()
+
+
+def check_windows(trajectory, ids, rows, buffer):
+    """Each live start holds the steps of its own stream, in order and without a hole."""
+    for sample in buffer.states.samples:
+        row, keys = rows[sample.stamp], buffer.steps(sample)
+        slots = trajectory.window[row, : trajectory.filled[row]]
+        assert ids[slots].tolist() == [buffer.trajectory[key] for key in keys]
+        assert trajectory.known[slots].tolist() == [key not in buffer.unknown for key in keys]
+        if keys:  # whoever is remembered as a start has its reward
+            assert trajectory.known[slots[0]]
+
+
+def check_steps(trajectory, ids, buffer):
+    """What is stored is what the oracle stores; every other slot is on the free stack, once."""
+    stored = np.flatnonzero(trajectory.cover > 0)
+    reach = {payload: len(buffer.reaching(*key)) for key, payload in buffer.trajectory.items()}
+    assert dict(zip(ids[stored].tolist(), trajectory.cover[stored].tolist(), strict=True)) == reach
+    free = trajectory.free[: trajectory.num_free].tolist()
+    assert sorted(free + stored.tolist()) == list(range(trajectory.num_slots))
+
+
+LOCAL = [  # capacity, window, num_slots, num_streams
+    (5, 3, None, 2),
+    (6, 1, None, 1),
+    (30, 4, None, 2),
+    (5, 4, 6, 2),
+]
+
+
+@pytest.mark.parametrize("shape", LOCAL)
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(steps=STEPS, radius=st.sampled_from(RADII), limit=st.integers(1, 3))
+def test_local_forgetting_of_starts_is_the_papers(shape, steps, radius, limit):
+    index = SequenceIndex(Local(radius, limit), *shape)
+    rule = oracles.Local(radius, limit)
+    state, buffer = walk(index, rule, steps)
+    metrics = index.metrics(state.index)
+    assert metrics["overflow"] == rule.overflow
+    assert metrics["unknown_rewards"] == len(buffer.unknown)
+    if shape[2] is None:
+        assert metrics["step_overflow"] == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 3, None, 2), (4, 2, 4, 1)])
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(steps=STEPS)
+def test_reservoir_of_starts_stays_within_the_bound(shape, steps):
+    index = SequenceIndex(Reservoir(), *shape)
+    state, buffer = walk(index, oracles.Reservoir(), steps)
+    assert not buffer.unknown  # only local forgetting voids rewards
+    if shape[2] is None:
+        assert state.index.trajectory.step_overflow == 0
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 12, 2), (3, 2, 4, 1)])
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(steps=STEPS)
+def test_fifo_of_starts_is_a_ring(shape, steps):
+    index = SequenceIndex(Fifo(), *shape)
+    _, buffer = walk(index, oracles.Fifo(), steps)
+    assert not buffer.unknown
+
+
+@pytest.mark.parametrize("shape", [(4, 3, None, 2), (5, 1, None, 1)])
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(steps=STEPS)
+def test_fifo_needs_no_more_than_two_slots_a_start(shape, steps):
+    legal, was_start = [], {0: False, 1: False}
+    for point, is_start, stream in steps:  # an episode has a step before it has an end
+        stream = min(stream, shape[3] - 1)
+        is_start = is_start or not was_start[stream]
+        legal.append((point, is_start, stream))
+        was_start[stream] = is_start
+    index = SequenceIndex(Fifo(), *shape)
+    assert index.num_slots == shape[0] * min(shape[1], 2)
+    state, _ = walk(index, oracles.Fifo(), legal)
+    assert state.index.trajectory.step_overflow == 0
+
+
+def run(index, places, is_start=None):
+    """A state after steps at the given places of a line, numbered from 0."""
+    replay = Replay(index)
+    state = replay.init(EXAMPLE, 1)
+    for number, place in enumerate(places):
+        flag = True if is_start is None else is_start[number]
+        item = {"id": jnp.int32(number)}
+        embedding = jnp.array([float(place)])
+        state = add(replay, state, item, embedding, KEYS[number], flag, jnp.int32(0))
+    return replay, state
+
+
+def windows(replay, state):
+    """Every distinct window that can be drawn, with its known rewards."""
+    batch = jax.device_get(replay.sample(state, 400, KEYS[0]))
+    pairs = zip(batch.items["id"].tolist(), batch.reward_known.tolist(), strict=True)
+    return {tuple(ids): known for ids, known in pairs}
+
+
+def test_a_forgotten_start_leaves_its_step_but_not_its_reward():
+    # The fourth step is where the second was, so the second is no start any more.
+    replay, state = run(SequenceIndex(Local(0.5, 1), 8, 3), [0, 1, 2, 1, 3, 4])
+    assert windows(replay, state) == {
+        (0, 1, 2): [True, False, True],
+        (2, 3, 4): [True, True, True],
+        (3, 4, 5): [True, True, True],
+    }
+
+
+def test_a_start_forgotten_while_its_window_grows_does_not_grow_on_in_its_heir():
+    replay, state = run(SequenceIndex(Local(0.5, 1), 8, 4), [0, 5, 5, 1, 2, 3])
+    assert windows(replay, state) == {
+        (0, 1, 2, 3): [True, False, True, True],
+        (2, 3, 4, 5): [True, True, True, True],
+    }
+
+
+def test_a_closing_row_ends_a_window_and_starts_none():
+    index = SequenceIndex(Fifo(), 8, 2)
+    flags = [True, False, True, True, False]
+    replay, state = run(index, range(5), flags)
+    assert sorted(windows(replay, state)) == [(0, 1), (2, 3), (3, 4)]
+    assert state.index.ledger.clock == 3
+
+
+def test_the_bound_is_reached_but_not_passed():
+    # Two lone starts, a crowded place with one start at a time, and a closing row behind it:
+    # three windows of two steps that share none. The next start must find its victim's slots.
+    places, flags = [100, 0, 102, 0, 0, 0, 0, 0], [True] * 6 + [False, True]
+    num_steps = []
+    for length in range(1, 9):
+        replay, state = run(SequenceIndex(Local(0.5, 1), 3, 2), places[:length], flags)
+        num_steps.append(int(replay.metrics(state)["num_steps"]))
+    assert num_steps == [1, 2, 3, 4, 5, 5, 6, 5]
+    assert state.index.trajectory.high_water == 6
+    assert state.index.trajectory.step_overflow == 0
+
+
+def test_a_lost_step_cuts_the_chain_and_is_counted():
+    index = SequenceIndex(Local(0.5, 1), 8, 3, num_slots=4)
+    replay, state = run(index, [0, 1, 2, 3, 4])  # no room for the fifth step
+    assert sorted(windows(replay, state)) == [(0, 1, 2), (1, 2, 3)]
+    assert replay.metrics(state)["step_overflow"] == 1
+    replay, state = run(index, [0, 1, 2, 3, 4, 0, 7])  # the sixth takes its victim's, the next none
+    assert sorted(windows(replay, state)) == [(1, 2, 3)]
+    assert replay.metrics(state)["step_overflow"] == 2
+
+
+def test_sampling_is_uniform_over_complete_windows():
+    replay, state = run(SequenceIndex(Fifo(), 12, 4), range(20))
+    batch = replay.sample(state, 18_000, KEYS[1])
+    counts = np.bincount(batch.items["id"][:, 0], minlength=20)
+    assert counts[:8].sum() == counts[17:].sum() == 0  # forgotten; still growing
+    assert float(((counts[8:17] - 2000) ** 2 / 2000).sum()) < 26.1  # 0.999 quantile, 8 degrees
+    assert (np.diff(batch.items["id"], axis=1) == 1).all()
+    np.testing.assert_array_equal(state.index.ledger.stamp[batch.starts], batch.items["id"][:, 0])
+
+
+def test_sampling_windows_follows_a_weight():
+    replay, state = run(SequenceIndex(Fifo(), 8, 2), range(6))
+    weight = jnp.array([0.0, 1.0, 0.0, 3.0, 0.0, 50.0, 50.0, 50.0])  # row 5 is still growing
+    counts = np.bincount(replay.sample(state, 8000, KEYS[1], weight).starts, minlength=8)
+    assert counts.sum() == counts[1] + counts[3]
+    assert (counts[1] - 2000) ** 2 / 2000 + (counts[3] - 6000) ** 2 / 6000 < 10.9
+
+
+def test_there_is_nothing_to_sample_before_a_window_is_complete():
+    replay, state = run(SequenceIndex(Fifo(), 8, 3), range(2))
+    assert not replay.can_sample(state)
+    with pytest.raises(ValueError, match="nothing to sample"):
+        replay.sample(state, 4, KEYS[0])
+
+
+def test_a_stream_that_does_not_exist_is_refused():
+    index = SequenceIndex(Fifo(), 4, 2, num_streams=2)
+    with pytest.raises(ValueError, match="stream must lie in"):
+        index.add(index.init(), None, None, stream=2)
