@@ -80,6 +80,7 @@ class HostLedger:
         if not (
             all(type(counts[name]) is int and counts[name] >= 0 for name in COUNTS)
             and counts["size"] <= self.capacity
+            and ("embedding" in arrays) == (isinstance(self.rule, Local) and counts["size"] > 0)
             and len(np.unique(stamp)) == counts["size"]
             and ((stamp >= 0) & (stamp < counts["clock"])).all()
         ):

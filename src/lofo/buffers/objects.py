@@ -186,6 +186,8 @@ class ReplayBuffer:
             pairs = zip(layout.shapes, layout.dtypes, strict=True)
             forms |= {f"leaf{i}": ((num_rows, *s), d) for i, (s, d) in enumerate(pairs)}
             self._layout, self._rows = layout, layout.rows(self._num_slots)
+        elif size:
+            raise LofoError(f"it does not say what its {size} items look like")
         files.check(arrays, forms)
         self._ledger.restore(manifest["ledger"], arrays)
         if self._trajectory is not None:
@@ -212,7 +214,8 @@ class ReplayBuffer:
     def _candidates(self) -> Rows:
         if self._trajectory is None:
             return self._every_row[: len(self)]
-        return self._every_row[np.asarray(self._trajectory.complete)]
+        window = self._trajectory.window.shape[1]
+        return self._every_row[np.asarray(self._trajectory.filled) == window]
 
     def _drawable(self) -> Rows:
         rows = self._candidates()

@@ -60,9 +60,12 @@ def advance(
     def body(cycle: Array, carry: tuple[Runs, Tally]) -> tuple[Runs, Tally]:
         runs, tally = carry
         step = first_step + cycle * per_cycle
-        runs = jax.lax.fori_loop(
-            0, per_cycle, lambda i, r: _interact(pack, r, task, step + i, is_warmup), runs
-        )
+        if per_cycle == 1:  # no loop within the loop: the compiler then shares the step's keys
+            runs = _interact(pack, runs, task, step, is_warmup)
+        else:
+            runs = jax.lax.fori_loop(
+                0, per_cycle, lambda i, r: _interact(pack, r, task, step + i, is_warmup), runs
+            )
         if is_warmup:
             return runs, tally
         agents, metrics = _update(pack, runs, step)

@@ -64,7 +64,9 @@ class MLP:
     def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
         if not self.sizes:
             return (), input_shape
-        fans = (math.prod(input_shape), *self.sizes)
+        if len(input_shape) != 1:
+            raise ValueError(f"an MLP wants a vector, got shape {input_shape}; flatten it first")
+        fans = (*input_shape, *self.sizes)
         layers = [
             _draw_layer(k, (fan_in, fan_out), fan_in, self.activation, self.initialisation)
             for k, fan_in, fan_out in zip(
