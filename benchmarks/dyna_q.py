@@ -94,7 +94,7 @@ def main() -> None:
     if arguments.eager:
         import eager
 
-        rate = eager.measure(STORED)
+        rate = eager.measure(prepare)
         print(f"plain eager loop: {rate:.1f} env steps/s; one run is {rates[1] / rate:.0f}x that")
 
 

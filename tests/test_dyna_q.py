@@ -137,73 +137,82 @@ def test_planning_target_weighs_the_future_by_the_chance_to_go_on():
     assert_close(target, jnp.array([0.5 + 0.9 * 0.75 * 3, 1 - 0.9 * 2, 2.0]), 1e-6)
 
 
+def plain_net(layers, last, x):
+    for layer in layers:
+        x = jnp.tanh(x @ layer["weight"] + layer["bias"])
+    return x @ last["weight"] + last["bias"]
+
+
+def plain_part(params, x, action):
+    encoder, (head, (last,)) = params
+    for layer in encoder:
+        x = jnp.tanh(x @ layer["weight"] + layer["bias"])
+    return plain_net(head, last, jnp.concatenate([x, (action - 1.0)[:, None]], axis=1))
+
+
+def plain_scale(x):
+    return jnp.stack([x[:, 0] / 2, (x[:, 1] - 1) / 2], axis=1)  # the box of SMALL
+
+
+def plain_dynamics_loss(params, item, known):
+    x, following = plain_scale(item.observation), plain_scale(item.next_observation)
+    error = 0.5 * ((following - x - plain_part(params, x, item.action)) ** 2).sum(1)
+    return ((1.0 - item.terminated) * error).sum() / SMALL.batch_size
+
+
+def plain_reward_loss(params, item, known):
+    out = plain_part(params, plain_scale(item.observation), item.action)[:, 0]
+    return (known * 0.5 * (item.reward - out) ** 2).sum() / SMALL.batch_size
+
+
+def plain_termination_loss(params, item, known):
+    out = plain_part(params, plain_scale(item.observation), item.action)[:, 0]
+    chance = 1 / (1 + jnp.exp(-out))
+    return -jnp.log(jnp.where(item.terminated, chance, 1 - chance)).sum() / SMALL.batch_size
+
+
+def plain_target(parts, target, x, action):
+    end = 1 / (1 + jnp.exp(-plain_part(parts[2], x, action)[:, 0]))
+    best = plain_net(target[0], target[1][0], x + plain_part(parts[0], x, action)).max(1)
+    return plain_part(parts[1], x, action)[:, 0] + SMALL.discount * (1 - end) * best
+
+
+def plain_value_loss(value, x, action, target):
+    taken = plain_net(value[0], value[1][0], x)[jnp.arange(len(x)), action]
+    return 0.5 * ((target - taken) ** 2).mean()
+
+
 @partial(jax.jit, static_argnums=0)
-def plain_update(agent, state, batches, lots):
-    """One update with loops and a part at a time; returns model parts, value, target."""
+def plain_step(loss, params, optimiser, *batch):
+    """One gradient step with Adam at its defaults."""
+    change, optimiser = optax.adam(1e-2).update(jax.grad(loss)(params, *batch), optimiser)
+    return optax.apply_updates(params, change), optimiser
 
-    def net(layers, last, x):
-        for layer in layers:
-            x = jnp.tanh(x @ layer["weight"] + layer["bias"])
-        return x @ last["weight"] + last["bias"]
 
-    def part(params, x, action):
-        encoder, (head, (last,)) = params
-        for layer in encoder:
-            x = jnp.tanh(x @ layer["weight"] + layer["bias"])
-        return net(head, last, jnp.concatenate([x, (action - 1.0)[:, None]], axis=1))
-
-    def q(params, x):
-        return net(params[0], params[1][0], x)
-
-    def scaled(x):
-        return jnp.stack([x[:, 0] / 2, (x[:, 1] - 1) / 2], axis=1)
-
-    def losses(k, params, item, known):
-        x, following = scaled(item.observation), scaled(item.next_observation)
-        out = part(params, x, item.action)
-        going = 1.0 - item.terminated
-        chance = jax.nn.sigmoid(out[:, 0])
-        return [
-            (going * 0.5 * ((following - x - out) ** 2).sum(1)).sum(),
-            (known * 0.5 * (item.reward - out[:, 0]) ** 2).sum(),
-            -jnp.log(jnp.where(item.terminated, chance, 1 - chance)).sum(),
-        ][k] / agent.batch_size
-
-    adam = optax.adam(agent.model_learning_rate)
-    parts = list(state.model)
-    optimisers = [adam.init(p) for p in parts]
-    for i in range(agent.num_model_updates):
-        item, known = jax.tree.map(lambda x, i=i: x[i], (batches.items, batches.reward_known))
-        for k in range(3):
-            gradient = jax.grad(lambda p, k=k, b=(item, known): losses(k, p, *b))(parts[k])
-            change, optimisers[k] = adam.update(gradient, optimisers[k])
-            parts[k] = optax.apply_updates(parts[k], change)
-
-    adam = optax.adam(agent.value_learning_rate)
-    value, optimiser = state.value, adam.init(state.value)
-    rows = jnp.arange(agent.batch_size)
-    for j in range(agent.num_planning_updates):
-        x = scaled(batches.items.observation[agent.num_model_updates + j])
-        reward = part(parts[1], x, lots[j])[:, 0]
-        end = jax.nn.sigmoid(part(parts[2], x, lots[j])[:, 0])
-        best = q(state.target, x + part(parts[0], x, lots[j])).max(1)
-        target = reward + agent.discount * (1 - end) * best
-        gradient = jax.grad(
-            lambda v, x=x, a=lots[j], y=target: 0.5 * ((y - q(v, x)[rows, a]) ** 2).mean()
-        )(value)
-        change, optimiser = adam.update(gradient, optimiser)
-        value = optax.apply_updates(value, change)
-    return tuple(parts), value
+def plain_update(state, batches, lots):
+    """One update, a part and a batch at a time: the model's three parts and the values."""
+    parts = [jax.tree.map(lambda x, k=k: x[k], state.model) for k in range(3)]
+    losses = plain_dynamics_loss, plain_reward_loss, plain_termination_loss
+    for k, loss in enumerate(losses):
+        optimiser = optax.adam(1e-2).init(parts[k])
+        for i in range(SMALL.num_model_updates):
+            batch = jax.tree.map(lambda x, i=i: x[i], (batches.items, batches.reward_known))
+            parts[k], optimiser = plain_step(loss, parts[k], optimiser, *batch)
+    value, optimiser = state.value, optax.adam(1e-2).init(state.value)
+    for j in range(SMALL.num_planning_updates):
+        x = plain_scale(batches.items.observation[SMALL.num_model_updates + j])
+        target = jax.jit(plain_target)(parts, state.target, x, lots[j])
+        value, optimiser = plain_step(plain_value_loss, value, optimiser, x, lots[j], target)
+    return jax.tree.map(lambda *p: np.stack(p), *parts), value
 
 
 def test_update_equals_a_plain_reimplementation():
-    agent = replace(SMALL, stack_model=False)
-    state = init(agent, jax.random.key(0))
-    state = state._replace(target=init(agent, jax.random.key(1)).value)  # differs from the value
-    batches, key = random_batches(agent, 0), jax.random.key(2)
-    lots = jax.random.randint(key, (2, 16), 0, 3, jnp.int32)
-    model, value = plain_update(agent, state, batches, lots)
-    learnt, metrics = update(agent, state, batches, key)
+    state = init(SMALL, jax.random.key(0))
+    state = state._replace(target=init(SMALL, jax.random.key(1)).value)  # differs from the value
+    batches, key = random_batches(SMALL, 0), jax.random.key(2)
+    lots = (3 * jax.random.uniform(key, (2, 16))).astype(jnp.int32)  # the draw of `update`
+    model, value = plain_update(state, batches, lots)
+    learnt, metrics = update(SMALL, state, batches, key)
     assert_close(learnt.model, model)
     assert_close(learnt.value, value)
     assert are_equal(learnt.target, state.target)
@@ -212,7 +221,7 @@ def test_update_equals_a_plain_reimplementation():
     assert set(metrics) == {"dynamics_loss", "reward_loss", "termination_loss", "value_loss"}
     assert all(np.isfinite(m) and m.shape == () for m in metrics.values())
     # the test can fail: the steps moved the parameters much more than the tolerance
-    moved = jax.tree.map(lambda x, y: jnp.abs(x - y).max(), (model, value), (state[0], state[1]))
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), (model, value), state[:2])
     assert max(jax.tree.leaves(moved)) > 1e-2
 
 
@@ -237,8 +246,8 @@ def test_stacked_and_separate_parts_are_the_same_agent():
 def test_many_seeds_are_a_vmap():
     keys = jax.random.split(jax.random.key(3), 2)
     batches = [random_batches(SMALL, i) for i in range(2)]
-    states = jax.jit(jax.vmap(SMALL.init))(keys)
-    stacked = jax.tree.map(lambda *b: jnp.stack(b), *batches)
+    states = [init(SMALL, k) for k in keys]
+    states, stacked = (jax.tree.map(lambda *x: np.stack(x), *each) for each in (states, batches))
     together, _ = jax.jit(jax.vmap(SMALL.update))(states, stacked, keys)
     for i in range(2):
         alone, _ = update(SMALL, init(SMALL, keys[i]), batches[i], keys[i])
@@ -413,24 +422,29 @@ def test_reward_and_termination_have_one_output_each():
     assert not last[1:, :, 1].any()
 
 
-@pytest.mark.parametrize("output_init", ["kaiming", "torch"])
-def test_initialisation_bounds(output_init):
-    state = init(replace(MOUNTAINCAR_AGENT, output_init=output_init), jax.random.key(0))
-    encoder, (head, model_last) = state.model
-    hidden, value_last = state.value
+def test_initialisation_bounds():
+    state = init(MOUNTAINCAR_AGENT, jax.random.key(0))
+    encoder, (head, model_last) = jax.device_get(state.model)
+    hidden, value_last = jax.device_get(state.value)
     for layer in (*encoder, *head, *hidden):
         bound = 5 / 3 * np.sqrt(3 / layer["weight"].shape[-2])
-        largest = jnp.abs(layer["weight"]).max()
-        assert 0.93 * bound < largest <= bound * (1 + 1e-6)
+        assert 0.93 * bound < np.abs(layer["weight"]).max() <= bound * (1 + 1e-6)
         assert abs(layer["weight"].std() / bound * np.sqrt(3) - 1) < 0.15
         assert not layer["bias"].any()
     for layer in (*model_last, *value_last):
-        bound = np.sqrt(6 / 64) if output_init == "kaiming" else 1 / np.sqrt(64)
-        assert 0.93 * bound < jnp.abs(layer["weight"]).max() <= bound * (1 + 1e-6)
-        assert bool(layer["bias"].any()) == (output_init == "torch")
-        assert jnp.abs(layer["bias"]).max() <= 1 / 8
-    # three parts, three draws
-    assert not are_equal(encoder[0]["weight"][0], encoder[0]["weight"][1])
+        bound = np.sqrt(6 / 64)
+        assert 0.93 * bound < np.abs(layer["weight"]).max() <= bound * (1 + 1e-6)
+        assert not layer["bias"].any()
+    for first, second in ((0, 1), (1, 2)):  # three parts, three draws
+        assert not np.allclose(encoder[0]["weight"][first], encoder[0]["weight"][second])
+
+
+def test_last_layers_can_start_nearer_to_zero():
+    state = init(replace(SMALL, output_init="torch"), jax.random.key(0))
+    for last, fan_in in ((state.model[1][1][0], 6), (state.value[1][0], 9)):
+        for name in ("weight", "bias"):
+            largest = np.abs(last[name]).max()
+            assert 0.5 * fan_in**-0.5 < largest <= fan_in**-0.5
 
 
 TRAINED = DynaQ(
@@ -442,7 +456,7 @@ TRAINED = DynaQ(
     model_learning_rate=3e-3,
     value_learning_rate=3e-3,
     discount=DISCOUNT,
-    adam_epsilon=1e-4,  # quiet steps once the gradient is small
+    adam_epsilon=1e-3,  # quiet steps once the gradient is small
     target_period=20,
     num_model_updates=1,
     num_planning_updates=1,
@@ -471,7 +485,7 @@ def test_probe_worlds_reach_their_values(name):
     state = train(agent, items, jnp.asarray(probe.reward_known), jax.random.key(0))
     values = agent._value.apply(state.value, probe.observations)
     # chances are learnt from lots, so a value that hangs on one is known less well
-    np.testing.assert_allclose(values, probe.values, atol=0.15 if name == "half_end" else 0.03)
+    np.testing.assert_allclose(values, probe.values, atol=0.1 if name == "half_end" else 0.01)
     action, _ = agent.act(state, (), probe.observations, jax.random.key(0), explore=False)
     if name == "choice":
         np.testing.assert_array_equal(action, probe.values.argmax(-1))

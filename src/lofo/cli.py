@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from lofo import reports
 from lofo.experiments import DEMO, REGISTRY, Experiment, Pack, find, run, shorten
 from lofo.experiments.overrides import override
 from lofo.experiments.settings import describe
 from lofo.progress import watching
-from lofo.reports import as_json, summarise, verdict_table, write_report
+from lofo.reports import as_json, summarise, verdict_table
 from lofo.types import LofoError
 
 
@@ -52,7 +53,7 @@ class Demo:
             "goes on long enough, until the new samples outnumber the stale ones; the paper\n"
             "reports the same."
         )
-        print(f"\nFigures and report: {write_report([self.out], self.out)}")
+        print(f"\nFigures and report: {reports.write_report([self.out], self.out)}")
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,10 @@ class Run:
         print(f"Rows: {out}. Figures: lofo report {out}")
 
     def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-        if self.fraction != 1.0:
-            experiment = shorten(experiment, self.fraction)
+        experiment = override(experiment, overrides)  # first: a fraction is of what was asked for
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
-        return override(experiment, overrides)
+        return experiment if self.fraction == 1.0 else shorten(experiment, self.fraction)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Report:
             print(json.dumps(as_json(summaries), indent=2))
             return
         print(verdict_table(summaries))
-        print(f"Report: {write_report(folders, self.out or folders[0])}")
+        print(f"Report: {reports.write_report(folders, self.out or folders[0])}")
 
 
 @dataclass(frozen=True)

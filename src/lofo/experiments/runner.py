@@ -105,6 +105,8 @@ class _Execution:
         recorder.write_header(self._header(0))
         for experiment, values in zip(self.pack.experiments, metrics, strict=True):
             named = {f"locality/{name}": np.asarray(v) for name, v in values.items()}
+            if bad := [name for name, v in named.items() if not np.isfinite(v).all()]:
+                raise LofoError(f"fitting the locality of {experiment.id} gave no number: {bad[0]}")
             recorder.write(_rows(experiment.id, experiment.seeds, 0, 0, named))
         self._save(runs, recorder, 0)
         return runs, recorder

@@ -1,9 +1,22 @@
 """Tables and figures, made from rows and arrays alone."""
 
-from lofo.reports.curves import draw_curves, draw_diagnostics
-from lofo.reports.maps import draw_maps
-from lofo.reports.report import write_report
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lofo.reports.summary import Summary, as_json, summarise, verdict_table
+
+if TYPE_CHECKING:
+    from lofo.reports.curves import draw_curves, draw_diagnostics
+    from lofo.reports.maps import draw_maps
+    from lofo.reports.report import write_report
+
+# Where figures are drawn; loaded on first use, so that judging needs no drawing library.
+_DRAWING = {
+    "draw_curves": "curves",
+    "draw_diagnostics": "curves",
+    "draw_maps": "maps",
+    "write_report": "report",
+}
 
 __all__ = [
     "Summary",
@@ -15,3 +28,9 @@ __all__ = [
     "verdict_table",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DRAWING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_DRAWING[name]}"), name)

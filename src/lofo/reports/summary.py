@@ -82,6 +82,7 @@ def summarise(folders: Iterable[Path]) -> list[Summary]:
 
 
 def summarise_runs(runs: Iterable[Run]) -> list[Summary]:
+    """The same for runs already read."""
     return [_summary(run, stretch) for run in runs for stretch in run.stretches]
 
 

@@ -1,0 +1,51 @@
+# Two commands: `make demo` shows local forgetting, `make test` proves the rest.
+# Each sets up its own virtual environment from pyproject.toml.
+PYTHON ?= python3
+BASE := .venv/installed
+DEV := .venv/installed-dev
+JOBS ?= auto
+
+.PHONY: demo test slow check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   the paper's effect on this machine, in at most five minutes"
+	@echo "make test   formatter, linter, type checker, import contract, tests"
+	@echo "make slow   the tests that take minutes"
+	@echo "make bench  speed, each figure against a peer in the same run"
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lofo needs Python 3.11 or later; say which: make demo PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+$(BASE): pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(BASE) $@
+
+demo: $(BASE)
+	.venv/bin/lofo demo
+
+check: $(DEV)
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo
+
+test: check
+	.venv/bin/pytest -n $(JOBS)
+
+slow: $(DEV)
+	.venv/bin/pytest -m slow
+
+bench: $(BASE)
+	.venv/bin/python benchmarks/dyna_q.py --runs 1 10 --eager
+	.venv/bin/python benchmarks/insert.py
+	.venv/bin/python benchmarks/neighbours.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,324 @@
+"""The command line: what it prints, what it refuses, and that a mistake is one sentence."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Finished, result_lines
+from lofo import cli
+from lofo.buffers import Fifo
+from lofo.experiments import DEMO, REGISTRY, Pack
+from lofo.records import ROWS
+from lofo.types import LofoError
+
+MOUNTAINCAR = "mountaincar/dyna_q/lofo"
+
+
+class Answer:
+    """What a command printed and its exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
+        try:
+            cli.main(words)
+            self.code: Any = 0
+        except SystemExit as leave:
+            self.code = leave.code or 0
+        self.out, self.err = capsys.readouterr()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one sentence with which a command is refused."""
+    answer = Answer(capsys, *words)
+    assert answer.code == 2 and answer.out == ""
+    (line,) = answer.err.splitlines()
+    assert line.startswith("lofo: ")
+    return line
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The parser's own box, as one line."""
+    answer = Answer(capsys, *words)
+    assert answer.code == 2 and answer.out == ""
+    return " ".join(answer.err.replace("│", " ").split())
+
+
+@pytest.fixture
+def packs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Pack, Path]]:
+    """What would have been run, and where."""
+    caught: list[tuple[Pack, Path]] = []
+    monkeypatch.setattr(cli, "run", lambda pack, out, **_: caught.append((pack, out)))
+    monkeypatch.setattr(cli, "summarise", lambda folders: [])
+    monkeypatch.setattr(cli, "verdict_table", lambda summaries: "")
+    monkeypatch.setattr(cli, "write_report", lambda folders, out: out)
+    return caught
+
+
+@pytest.fixture
+def tiny(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> Pack:
+    """The tiny pack under names that the command line knows."""
+    for experiment in finished.pack.experiments:
+        monkeypatch.setitem(REGISTRY, experiment.id, experiment)
+    return finished.pack
+
+
+def test_list_names_every_run(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(capsys, "list")
+    lines = answer.out.splitlines()
+    assert answer.code == 0 and [line.split()[0] for line in lines] == list(REGISTRY)
+    assert all(REGISTRY[line.split()[0]].figure in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("Phase 1 steps", "1,500,000"),
+        ("Phase 2 steps", "3,000,000"),
+        ("Discount factor", "0.99"),
+        ("Maximum steps of an episode", "500"),
+        ("Training steps between two evaluations", "10,000"),
+        ("Evaluation episodes", "10"),
+        ("Random steps before training", "50,000"),
+        ("D_local (radius)", "0.005"),
+        ("N_local (limit)", "1"),
+        ("Embedding network", "64 x 64 x 64 (tanh) 16"),
+        ("Number of negative samples", "128"),
+        ("beta (negative target)", "10.0"),
+        ("Number of training epochs", "5"),
+        ("Dynamics, reward and termination model", "64 x 64 x 63 (tanh) (action) 64 x 64 (tanh)"),
+        ("Action-value estimator", "64 x 64 x 64 x 64 (tanh)"),
+        ("Value optimizer", "Adam, learning rate 5e-06"),
+        ("Model optimizer", "Adam, learning rate 5e-05"),
+        ("Exploration parameter", "epsilon greedy, 0.5"),
+        ("Target network update frequency", "500"),
+        ("Number of model learning steps", "5"),
+        ("Number of planning steps", "5"),
+    ],
+)
+def test_show_prints_the_table_of_the_paper(
+    capsys: pytest.CaptureFixture[str], label: str, value: str
+) -> None:
+    lines = Answer(capsys, "show", MOUNTAINCAR).out.splitlines()
+    assert [line.split(label)[1].strip() for line in lines if label in line] == [value]
+
+
+def test_show_describes_every_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for run_id, experiment in REGISTRY.items():
+        answer = Answer(capsys, "show", run_id)
+        assert answer.code == 0 and f"{experiment.buffer.capacity:,}" in answer.out
+
+
+def test_run_overrides_any_field(packs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(
+        *(capsys, "run", "demo/lofo", "--seeds", "0,2-3", "--out", "there"),
+        *("--agent.batch-size", "64", "--agent.value-learning-rate", "3e-4"),
+        *("--agent.value.sizes", "5", "6", "--agent.value.activation", "tanh"),
+        *("--agent.no-one-hot-action", "--agent.raw-inputs"),
+        *("--buffer.rule.radius", "0.125", "--buffer.capacity", "77"),
+        *("--schedule.warmup", "40", "--phases.0.steps", "400", "--phases.1.optimum", "1.5"),
+        *("--schedule.episodes", "3", "--environment.time-limit", "9"),
+    )
+    assert answer.code == 0
+    ((pack, out),) = packs
+    (e,) = pack.experiments
+    assert out == Path("there") and e.id == "demo/lofo" and e.seeds == (0, 2, 3)
+    assert (e.agent.batch_size, e.agent.value_learning_rate) == (64, 3e-4)
+    assert (e.agent.value.sizes, e.agent.value.activation) == ((5, 6), "tanh")
+    assert (e.agent.one_hot_action, e.agent.raw_inputs) == (False, True)
+    assert (e.buffer.rule.radius, e.buffer.capacity) == (0.125, 77)
+    assert (e.schedule.warmup, e.phases[0].steps, e.phases[1].optimum) == (40, 400, 1.5)
+    assert (e.schedule.episodes, e.environment.time_limit) == (3, 9)
+    untouched = REGISTRY["demo/lofo"]
+    assert e.buffer.rule.limit == untouched.buffer.rule.limit
+    assert e.buffer.locality == untouched.buffer.locality
+    assert e.agent.head == untouched.agent.head
+
+
+def test_run_without_options_runs_what_is_registered(packs: Any, capsys: Any) -> None:
+    assert Answer(capsys, "run", "demo/lofo", "demo/fifo-all").code == 0
+    assert Answer(capsys, "run", "demo/fifo-all", "--agent.batch-size", "7").code == 0
+    (both, out), (one, _) = packs
+    assert both.experiments == (REGISTRY["demo/lofo"], REGISTRY["demo/fifo-all"])
+    assert out == Path("runs/demo/lofo+demo/fifo-all")
+    assert one.lead.buffer == REGISTRY["demo/fifo-all"].buffer and one.lead.agent.batch_size == 7
+
+
+def test_demo_runs_every_buffer_in_one_pack(packs: Any, capsys: Any) -> None:
+    assert Answer(capsys, "demo", "--seeds", "4").code == 0
+    ((pack, out),) = packs
+    assert [e.id for e in pack.experiments] == [e.id for e in DEMO]
+    assert pack.lead.seeds == (4,) and out == Path("runs/demo")
+
+
+def test_fraction_shortens_the_run(packs: Any, capsys: Any) -> None:
+    names = MOUNTAINCAR, "mountaincar/dyna_q/fifo-3e5", "mountaincar/dyna_q/reservoir-3e4"
+    assert Answer(capsys, "run", *names, "--fraction", "0.1").code == 0
+    assert Answer(capsys, "run", "demo/lofo", "--fraction", "0.5").code == 0
+    (pack, _), (demo, _) = packs
+    local, fifo, reservoir = pack.experiments
+    assert [phase.steps for phase in local.phases] == [150_000, 300_000]
+    assert (fifo.buffer.capacity, reservoir.buffer.capacity) == (30_000, 3_000)
+    assert local.buffer.capacity == REGISTRY[MOUNTAINCAR].buffer.capacity
+    assert local.buffer.rule.limit == 1  # never below
+    assert demo.lead.buffer.rule.limit == round(REGISTRY["demo/lofo"].buffer.rule.limit / 2)
+    assert local.fraction == 0.1 and isinstance(fifo.buffer.rule, Fifo)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run"], "name at least one run"),
+        (["run", "nowhere"], "no run is called 'nowhere'; there are: demo/lofo"),
+        (["run", "demo/fif"], "no run is called 'demo/fif'; there are: demo/fifo-all"),
+        (["show", "nowhere"], "no run is called 'nowhere'"),
+        (["run", "demo/lofo", "demo/lofo"], "named twice"),
+        (["run", "demo/lofo", MOUNTAINCAR], "differ in more than the buffer"),
+        (["run", "demo/lofo", "--seeds", "a"], "seeds are written like 0-9 or 0,2,5, got 'a'"),
+        (["run", "demo/lofo", "--seeds", "0,0"], "seeds must be distinct"),
+        (["demo", "--seeds", "5-"], "got '5-'"),
+        (["run", "demo/lofo", "--fraction", "1.5"], "a fraction lies in (0, 1], got 1.5"),
+        (["run", "demo/lofo", "--fraction", "0"], "a fraction lies in (0, 1], got 0.0"),
+        (["run", "demo/lofo", "--fraction", "0.001"], "steps does not fit into phase 1"),
+        (["run", "demo/lofo", "--agent.batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (["run", "demo/lofo", "--agent.exploration", "2"], "got 2.0"),
+        (["run", "demo/lofo", "--buffer.rule.radius", "-1"], "radius must be positive, got -1.0"),
+        (["run", "demo/lofo", "--buffer.rule.limit", "0"], "limit must be an integer of at least"),
+        (["run", "demo/lofo", "--buffer.capacity", "0"], "capacity of LoFo must be at least 1"),
+        (["run", "demo/lofo", "--buffer.locality-steps", "5"], "must fill a batch of"),
+        (["run", "demo/lofo", "--phases.0.steps", "10"], "does not fit into phase 1 of 10"),
+        (["run", "demo/lofo", "--phases.1.steps", "-3"], "phase 2 must be at least 1, got -3"),
+        (["run", "demo/lofo", "--environment.size", "2"], "size must be at least 3"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], packs: Any, words: list[str], sentence: str
+) -> None:
+    assert sentence in refusal(capsys, *words)
+    assert packs == []
+
+
+def test_a_report_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "name at least one folder with rows" in refusal(capsys, "report")
+    assert "no-such-folder" in refusal(capsys, "report", "no-such-folder")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["bogus"], "Unrecognized options: bogus"),
+        (["run", "demo/lofo", "--agent.bogus", "1"], "--agent.bogus"),
+        (["run", "demo/lofo", "--sedes", "1"], "--sedes"),
+        (["run", "demo/lofo", "--agent.batch-size", "many"], "--agent.batch-size"),
+        (["run", "demo/lofo", "--agent.value.activation", "gelu"], "--agent.value.activation"),
+        (["run", "demo/lofo", "--fraction", "half"], "--fraction"),
+        (["run", "demo/fifo-all", "--buffer.rule.radius", "1"], "--buffer.rule.radius"),
+        (["run", "demo/lofo", "--phases.2.steps", "1"], "--phases.2.steps"),
+        (["show"], "A name from `lofo list`"),
+    ],
+)
+def test_a_wrong_option_is_named_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], packs: Any, words: list[str], part: str
+) -> None:
+    assert part in complaint(capsys, *words)
+    assert packs == []
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
+def test_every_command_explains_itself(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    answer = Answer(capsys, *command, "--help")
+    assert answer.code == 0 and "usage: lofo" in answer.out and answer.err == ""
+
+
+def test_help_of_a_run_lists_its_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["demo/lofo", "--help"], ["--seeds", "0", "demo/lofo", "--help"]):
+        answer = Answer(capsys, "run", *words)
+        assert answer.code == 0 and "--buffer.rule.radius" in answer.out
+        assert "--buffer.locality.num-epochs" in answer.out and "--phases.1.steps" in answer.out
+
+
+def test_no_words_at_all_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(capsys)
+    assert answer.code == 0 and all(name in answer.out for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        ("3", (3,)),
+        ("0-3", (0, 1, 2, 3)),
+        ("7-7", (7,)),
+        ("0,2,5-7", (0, 2, 5, 6, 7)),
+        (" 1 , 2 ", (1, 2)),
+    ],
+)
+def test_seeds_as_a_person_writes_them(text: str, seeds: tuple[int, ...]) -> None:
+    assert cli.parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "a", "-1", "3-", "3-1", "0,3-1", "1-2-3", "1.5", "0:9", "4294967296"]
+)
+def test_seeds_that_nobody_can_read(text: str) -> None:
+    with pytest.raises(LofoError, match="seeds are written like 0-9 or 0,2,5"):
+        cli.parse_seeds(text)
+
+
+def test_run_writes_rows_and_is_quiet_off_a_terminal(
+    tiny: Pack, finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [experiment.id for experiment in tiny.experiments]
+    answer = Answer(capsys, "run", *ids, "--out", str(tmp_path))
+    assert answer.code == 0 and answer.err == ""
+    assert "LoFo" in answer.out and f"lofo report {tmp_path}" in answer.out
+    assert "\x1b" not in answer.out and "\r" not in answer.out
+    assert result_lines(tmp_path) == result_lines(finished.folder)
+    rows = (tmp_path / ROWS).read_bytes()
+    assert Answer(capsys, "run", *ids, "--out", str(tmp_path)).code == 0  # finished: nothing to do
+    assert (tmp_path / ROWS).read_bytes() == rows
+    other = refusal(capsys, "run", *ids, "--out", str(tmp_path), "--seeds", "5-6")
+    assert "seeds[0] was 0, now 5" in other
+
+
+def test_report_draws_and_report_json_counts(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(shutil.copytree(finished.folder, tmp_path / "run"))
+    answer = Answer(capsys, "report", folder, "--json")
+    summary = json.loads(answer.out)
+    assert answer.code == 0 and {"tiny/lofo", "tiny/fifo"} <= set(str(summary).split("'"))
+    answer = Answer(capsys, "report", folder, "--out", str(tmp_path / "figures"))
+    assert answer.code == 0 and "LoFo" in answer.out
+    page = (tmp_path / "figures" / "report.html").read_text()
+    assert "LoFo" in page and "FIFO" in page
+
+
+def test_a_report_of_a_damaged_map_is_refused(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    (folder / "tiny-lofo-phase1.npz").write_bytes(b"nothing")
+    answer = Answer(capsys, "report", str(folder))
+    assert answer.code == 2 and "tiny-lofo-phase1.npz cannot be read" in answer.err
+
+
+def test_an_interrupt_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run", interrupt)
+    answer = Answer(capsys, "run", "demo/lofo")
+    assert answer.code == 130 and "the same command goes on" in answer.err
+
+
+def test_the_console_command_is_the_module() -> None:
+    command = [sys.executable, "-m", "lofo.cli", "show", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("lofo: no run is called 'nowhere'")
