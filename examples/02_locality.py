@@ -16,7 +16,6 @@ task = world.train_task(1)
 
 
 def wander(carry, key):
-    """One random action: the state before it and the one after."""
     key_act, key_env = jax.random.split(key)
     action = jax.random.randint(key_act, (), 0, world.spec.num_actions)
     state, answer = world.step(task, carry[0], action, key_env)
@@ -43,18 +42,18 @@ def point(column, row, heading):
     return points[world.encode(Pose(*map(np.int32, (column, row, heading))))]
 
 
-here = point(3, 3, 0)
 print("from (3, 3) facing right to")
 for words, pose in {
     "the same place, turned left": (3, 3, 3),
     "the next cell ahead": (4, 3, 0),
     "the far corner, facing right": (7, 0, 0),
 }.items():
-    print(f"  {words:30} {np.linalg.norm(here - point(*pose)):.3f}")
+    print(f"  {words:30} {np.linalg.norm(point(3, 3, 0) - point(*pose)):.3f}")
 
 stream = points[codes]
 steps = np.linalg.norm(stream - points[successors], axis=-1)
 print("a buffer with limit 1 would hold, after 100 000 random steps (there are 248 states)")
 for radius in (None, 0.05, 0.2, 0.3):
     told = suggest_radius(stream, steps, 100_000, radius=radius)
-    print(f"  {told.occupancy:4} samples at radius {told.radius:.3f}", "(suggested)" * (not radius))
+    note = "" if radius else ", as suggested"
+    print(f"  {told.occupancy:3} samples at radius {told.radius:.3f}{note}")

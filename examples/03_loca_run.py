@@ -41,7 +41,7 @@ schedule = Schedule(warmup=0, evaluate_every=250, episodes=None)  # None: from e
 locality = Handcrafted((1.0,) * world.spec.observation_shape[0])
 buffers = {
     "lofo": Buffer("LoFo", Local(radius=0.5, limit=10), 1_000, locality),
-    "fifo": Buffer("FIFO, everything", Fifo(), 4_000),
+    "fifo": Buffer("FIFO everything", Fifo(), 4_000),
 }
 pack = Pack(
     tuple(

@@ -432,3 +432,10 @@ def test_rows_say_where_they_come_from(finished: Finished) -> None:
     assert {row.step for row in rows if row.phase == 1} == {100, 200, 300}
     assert {row.step for row in rows if row.phase == 2} == {400, 500, 550}
     assert {row.phase for row in rows if row.metric.startswith("locality/")} == {0}
+
+
+def test_an_agent_that_discounts_otherwise_than_its_world_is_refused() -> None:
+    experiment = REGISTRY["demo/lofo"]
+    agent = dataclasses.replace(experiment.agent, discount=0.9)
+    with pytest.raises(LofoError, match=r"the agent discounts by 0.9, the world by 0.99"):
+        dataclasses.replace(experiment, agent=agent)

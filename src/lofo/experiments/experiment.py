@@ -88,6 +88,9 @@ class Experiment:
                 f"warm-up of {self.schedule.warmup} steps does not fit into "
                 f"phase 1 of {self.phases[0].steps}"
             )
+        own, true = getattr(self.agent, "discount", None), self.environment.spec.discount
+        if own not in (None, true):
+            raise LofoError(f"the agent discounts by {own}, the world by {true}: make them agree")
         self._check_counts()
 
     def _check_counts(self) -> None:

@@ -43,7 +43,7 @@ def init(pack: Pack, localities: tuple[Tree, ...]) -> Runs:
     return Runs(agents, worlds, codes, memories, replays, localities, streams)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
 def switch(pack: Pack, runs: Runs, task: Task, step: Array) -> Runs:
     """Begins a phase: the running episode is cut; agent and buffer are told nothing."""
     worlds, codes = _reset(pack, runs.streams, task, step)

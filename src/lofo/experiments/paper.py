@@ -83,8 +83,8 @@ DEMO_SCHEDULE = Schedule(warmup=1_000, evaluate_every=1_000, episodes=None)
 DEMO_LOCALITY = Contrastive(Chain((MLP((64, 64, 64), "tanh", "torch"), linear(16, "torch"))), (20,))
 DEMO_BUFFERS = {
     "lofo": Buffer("LoFo", Local(0.05, DEMO_LIMIT), 6_000, DEMO_LOCALITY, 25_000),
-    "fifo-all": Buffer("FIFO, everything", Fifo(), sum(p.steps for p in DEMO_PHASES)),
-    "fifo-small": Buffer("FIFO, LoFo's size", Fifo(), DEMO_STARTS * DEMO_LIMIT),
+    "fifo-all": Buffer("FIFO everything", Fifo(), sum(p.steps for p in DEMO_PHASES)),
+    "fifo-small": Buffer("FIFO of LoFo's size", Fifo(), DEMO_STARTS * DEMO_LIMIT),
 }
 
 

@@ -33,11 +33,11 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --soft: #a3adb7; --line: #3a424a;
   --paper: #15191d; --good: #5fd3a5; --bad: #ff9b66; } }
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 70rem; margin: 2rem auto; padding: 0 1.2rem; }
+  max-width: 84rem; margin: 2rem auto; padding: 0 1.2rem; }
 h1 { font-size: 1.7rem; line-height: 1.25; } h2 { font-size: 1.25rem; margin-top: 2.4rem; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 p, figcaption { max-width: 48rem; } .soft, figcaption { color: var(--soft); font-size: .93rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .92rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .87rem; }
 th, td { padding: .35rem .8rem .35rem 0; text-align: left; border-bottom: 1px solid var(--line);
   white-space: nowrap; font-variant-numeric: tabular-nums; }
 th { color: var(--soft); font-weight: 600; } .good { color: var(--good); font-weight: 600; }

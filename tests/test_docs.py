@@ -1,0 +1,86 @@
+"""The documentation tells the truth: its code runs, and what it names exists."""
+
+import dataclasses
+import inspect
+import pkgutil
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import lofo
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "lofo"
+WITH_CODE = [ROOT / "README.md", ROOT / "docs" / "extending.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+QUOTED = re.compile(r"`([^`\n]+)`")
+MEMBER = re.compile(r"([A-Z]\w+)\.([a-z]\w*)")  # such as Contrastive.square
+SOURCE = re.compile(r"(?:[a-z_]+/)*[a-z_]+\.py")
+PAGE = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks_of(page):
+    """The Python blocks of a page, each preceded by empty lines, so that errors name its line."""
+    text = page.read_text()
+    for found in BLOCK.finditer(text):
+        yield "\n" * text.count("\n", 0, found.start(1)) + found.group(1)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=named)
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": page.stem}
+    for block in blocks_of(page):
+        exec(compile(block, str(page), "exec"), names)
+    capsys.readouterr()
+
+
+def test_the_page_on_extending_shows_every_part():
+    text = "".join(blocks_of(ROOT / "docs" / "extending.md"))
+    for part in ("def place(", "def embed(", "(World)", "def act(", "Experiment(", "ReplayBuffer("):
+        assert part in text
+
+
+def test_concepts_explain_every_metric_of_a_run(finished):
+    told = set(QUOTED.findall((ROOT / "docs" / "concepts.md").read_text()))
+    rows = (finished.folder / "rows.jsonl").read_text()
+    written = set(re.findall(r'"metric": "([^"]+)"', rows))
+    quantiles = {m for m in written if re.fullmatch(r"locality/(step|pair)_q\d+", m)}
+    assert len(written) > 20 and not written - quantiles - told
+
+
+def public_classes():
+    modules = [m.name for m in pkgutil.walk_packages(lofo.__path__, "lofo.")]
+    for module in map(import_module, modules):
+        yield from inspect.getmembers(module, inspect.isclass)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_member_a_page_names_exists(page):
+    classes = dict(public_classes())
+    for quoted in QUOTED.findall(page.read_text()):
+        if (found := MEMBER.fullmatch(quoted)) and found[1] in classes:
+            kind = classes[found[1]]
+            fields = {f.name for f in dataclasses.fields(kind)} if is_data(kind) else set()
+            assert found[2] in fields or hasattr(kind, found[2]), f"{page.name}: {quoted}"
+
+
+def is_data(kind):
+    return dataclasses.is_dataclass(kind)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_file_a_page_names_exists(page):
+    text = page.read_text()
+    for quoted in QUOTED.findall(text):
+        if SOURCE.fullmatch(quoted):
+            assert (SOURCES / quoted).exists() or (ROOT / quoted).exists(), quoted
+    for link in PAGE.findall(text):
+        assert (page.parent / link).exists(), link
