@@ -17,7 +17,7 @@ help:
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "lofo needs Python 3.11 or later; say which: make demo PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 $(BASE): pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable .

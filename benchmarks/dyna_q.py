@@ -38,9 +38,11 @@ def prepare(num_runs: int, stack_model: bool) -> tuple[Pack, loop.Runs]:
 def fill_buffer(pack, params, replay, key):
     environment, buffer = pack.lead.environment, pack.lead.buffer
     task = environment.train_task(1)
-    states, codes = jax.vmap(environment.reset, (None, 0))(task, jax.random.split(key, STORED))
-    actions = jax.random.randint(key, (STORED,), 0, 3, jnp.int32)
-    _, answer = jax.vmap(environment.step, (None, 0, 0, None))(task, states, actions, key)
+    key_reset, key_act, key_step = jax.random.split(key, 3)
+    keys = jax.random.split(key_reset, STORED)
+    states, codes = jax.vmap(environment.reset, (None, 0))(task, keys)
+    actions = jax.random.randint(key_act, (STORED,), 0, 3, jnp.int32)
+    _, answer = jax.vmap(environment.step, (None, 0, 0, None))(task, states, actions, key_step)
     items = Transition(codes, actions, answer.reward, answer.terminated, answer.successor)
     put = lambda rows, new: rows.at[:STORED].set(new)  # noqa: E731  # one line, used twice
     ledger = replay.index._replace(

@@ -24,6 +24,7 @@ from lofo.buffers import (
     near,
 )
 from lofo.buffers import ledger as ledgers
+from lofo.buffers.index import _draw_weighted
 from lofo.types import Step, Transition
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
@@ -342,3 +343,12 @@ def test_reservoir_is_a_uniform_sample_of_the_stream():
     counts = np.bincount(np.ravel(stamps), minlength=20)
     # Draws without replacement vary by the factor 15/19 less than the multinomial's.
     assert chi_square(counts, 1000) * 19 / 15 < 43.8  # 0.999 quantile at 19 degrees
+
+
+def test_a_row_without_weight_is_never_drawn_from_a_large_buffer():
+    """Sums in float32 round: neither a step back nor a lift may hit a row of weight 0."""
+    num_rows = 300_000
+    weight = jnp.where(jnp.arange(num_rows) % 2 == 0, 0.0, jax.random.uniform(KEYS[0], (num_rows,)))
+    draw = jax.jit(lambda key: _draw_weighted(weight, 200_000, key))
+    rows = np.concatenate([np.asarray(draw(key)) for key in jax.random.split(KEYS[1], 3)])
+    assert (np.asarray(weight)[rows] > 0).all()

@@ -192,6 +192,10 @@ def test_fraction_shortens_the_run(packs: Any, capsys: Any) -> None:
         (["run", "demo/lofo", "--phases.0.steps", "10"], "does not fit into phase 1 of 10"),
         (["run", "demo/lofo", "--phases.1.steps", "-3"], "phase 2 must be at least 1, got -3"),
         (["run", "demo/lofo", "--environment.size", "2"], "size must be at least 3"),
+        (
+            ["run", "demo/lofo", "--environment.time-limit", "5"],
+            "another world has another optimum",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(
@@ -204,6 +208,12 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 def test_a_report_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "name at least one folder with rows" in refusal(capsys, "report")
     assert "no-such-folder" in refusal(capsys, "report", "no-such-folder")
+
+
+def test_overridden_lengths_show_in_the_fraction(packs: Any, capsys: Any) -> None:
+    words = ("run", "demo/lofo", "--phases.0.steps", "4000", "--phases.1.steps", "5000")
+    assert Answer(capsys, *words).code == 0
+    assert packs[-1].lead.fraction == 0.25
 
 
 @pytest.mark.parametrize(

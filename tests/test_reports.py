@@ -404,3 +404,10 @@ def test_a_record_without_maps_still_gives_a_page(folder: Path, tmp_path: Path) 
     text = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
     assert text.count("<img") == 2
     assert "not recorded" in text  # the computing time
+
+
+def test_reports_and_worlds_agree_on_the_rewards():
+    from lofo.environments import TASK_REWARDS
+    from lofo.reports.runs import TRUE_REWARDS
+
+    assert tuple(TRUE_REWARDS[phase] for phase in (1, 2)) == TASK_REWARDS

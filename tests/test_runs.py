@@ -439,3 +439,10 @@ def test_an_agent_that_discounts_otherwise_than_its_world_is_refused() -> None:
     agent = dataclasses.replace(experiment.agent, discount=0.9)
     with pytest.raises(LofoError, match=r"the agent discounts by 0.9, the world by 0.99"):
         dataclasses.replace(experiment, agent=agent)
+
+
+def test_parts_that_do_not_fit_are_one_sentence() -> None:
+    experiment = REGISTRY["demo/lofo"]
+    pack = Pack((dataclasses.replace(experiment, environment=MiniGrid(size=10)),))
+    with pytest.raises(LofoError, match="these settings do not fit together"):
+        loop.check(pack)

@@ -398,6 +398,25 @@ class ShiftingT2(MiniGrid):
 
 
 @dataclass(frozen=True)
+class EvaluatedAsBefore(MiniGrid):
+    """Evaluates phase 2 by the rewards of phase 1."""
+
+    def evaluation_task(self, phase: int) -> Task:
+        return super().evaluation_task(1)
+
+
+@dataclass(frozen=True)
+class NothingChanges(MiniGrid):
+    """Pays the same at T1 in both phases."""
+
+    def train_task(self, phase: int) -> Task:
+        return super().train_task(phase)._replace(reward_t1=jnp.float32(4.0))
+
+    def evaluation_task(self, phase: int) -> Task:
+        return super().evaluation_task(1)
+
+
+@dataclass(frozen=True)
 class EndsTwice(MiniGrid):
     """Calls every end a truncation as well."""
 
@@ -451,6 +470,8 @@ class StaleObservation(MiniGrid):
         (EvaluationConfined(), "phase-1 evaluation starts are not confined to the T1-zone"),
         (PhaseDependent(), "the dynamics are the same in both phases"),
         (ShiftingT2(), "T2 pays the same in both phases"),
+        (EvaluatedAsBefore(), "evaluation pays what training pays; phase 2"),
+        (NothingChanges(), "T1 pays more than T2 in phase 1 and less in phase 2"),
         (EndsTwice(), "termination and truncation never coincide"),
         (NeverEnds(), "the time limit, and nothing else, truncates"),
         (SuccessorLost(), "the successor follows from the dynamics"),

@@ -45,14 +45,10 @@ class Demo:
     def go(self) -> None:
         seeds = parse_seeds(self.seeds)
         execute(tuple(replace(e, seeds=seeds) for e in DEMO), self.out)
-        print(verdict_table(summarise([self.out])))
-        print(
-            "LoFo forgets only near what it sees, so it unlearns T1's old reward and keeps T2.\n"
-            "FIFO that keeps everything still holds T1's old reward (stale rows); FIFO of LoFo's\n"
-            "size has lost what lies outside the T1-zone. A large FIFO recovers partly if phase 2\n"
-            "goes on long enough, until the new samples outnumber the stale ones; the paper\n"
-            "reports the same."
-        )
+        summaries = summarise([self.out])
+        print(verdict_table(summaries))
+        if [s.adaptive for s in summaries if s.phase == 2] == [True, False, False]:
+            print(MORAL)
         print(f"\nFigures and report: {reports.write_report([self.out], self.out)}")
 
 
@@ -95,7 +91,7 @@ class Run:
         print(f"Rows: {out}. Figures: lofo report {out}")
 
     def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-        experiment = override(experiment, overrides)  # first: a fraction is of what was asked for
+        experiment = _changed(experiment, override(experiment, overrides))
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         return experiment if self.fraction == 1.0 else shorten(experiment, self.fraction)
@@ -135,6 +131,11 @@ class Show:
         print(describe(find(self.id)))
 
 
+MORAL = """\
+LoFo forgets only near what it sees, so it unlearns T1's old reward and keeps T2. FIFO that keeps
+everything still holds T1's old reward (stale rows); FIFO of LoFo's size has lost what lies outside
+the T1-zone. A large FIFO recovers partly if phase 2 goes on long enough, until the new samples
+outnumber the stale ones; the paper reports the same."""
 COMMANDS: dict[str, Any] = {"demo": Demo, "list": List, "run": Run, "report": Report, "show": Show}
 
 
@@ -146,6 +147,17 @@ def execute(
         run(Pack(experiments), out, checkpoint_seconds=checkpoint_seconds, watch=watch)
 
 
+def _changed(registered: Experiment, experiment: Experiment) -> Experiment:
+    """The overridden experiment with its true fraction; another world needs optima of its own."""
+    optima = [[p.optimum for p in e.phases] for e in (registered, experiment)]
+    if experiment.environment != registered.environment and optima[0] == optima[1]:
+        raise LofoError(
+            "another world has another optimum: give --phases.0.optimum and --phases.1.optimum too"
+        )
+    lengths = [sum(p.steps for p in e.phases) for e in (registered, experiment)]
+    return replace(experiment, fraction=registered.fraction * lengths[1] / lengths[0])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console command; a mistake is one sentence and exit code 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -153,6 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _dispatch(arguments)
     except LofoError as error:
         print(f"lofo: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"lofo: cannot read or write {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nlofo: stopped; the same command goes on from the last checkpoint", file=sys.stderr)

@@ -121,10 +121,10 @@ class DynaQ:
         for_model = jax.tree.map(lambda x: x[:split], (items, batches.reward_known))
         state, model_metrics = jax.lax.scan(self._learn_model, state, for_model)
         observations = items.observation[split:]
-        lots = self._any_action(jax.random.uniform(key, observations.shape[:2]))
+        actions = self._any_action(jax.random.uniform(key, observations.shape[:2]))
         # Model and target network rest while the Q-network learns, so all targets are made at once.
-        targets = self._targets(state, observations, lots)
-        planned, plan_metrics = jax.lax.scan(self._plan, state, (observations, lots, targets))
+        targets = self._targets(state, observations, actions)
+        planned, plan_metrics = jax.lax.scan(self._plan, state, (observations, actions, targets))
         if self.planning_delay:
             is_ready = state.num_updates >= self.planning_delay
             planned = jax.tree.map(lambda new, old: jnp.where(is_ready, new, old), planned, state)

@@ -235,9 +235,13 @@ def _draw_marked(is_marked: Array, num: int, key: Key) -> Array:
 
 def _draw_weighted(weight: Array, num: int, key: Key) -> Array:
     """Rows drawn in proportion to their weight; never one without any."""
-    total = jnp.cumsum(weight.astype(jnp.float32))
-    lots = (1.0 - jax.random.uniform(key, (num,))) * total[-1]  # in (0, total], so no zero weight
-    return jnp.minimum(jnp.searchsorted(total, lots), weight.shape[0] - 1).astype(jnp.int32)
+    total = jax.lax.cummax(jnp.cumsum(weight.astype(jnp.float32)))  # rounding may step back
+    lots = (1.0 - jax.random.uniform(key, (num,))) * total[-1]  # in (0, total]
+    hits = jnp.minimum(jnp.searchsorted(total, lots), weight.shape[0] - 1)
+    # Rounding may also lift the sum where the weight is 0: go back to the last row that has some.
+    rows = jnp.arange(weight.shape[0], dtype=jnp.int32)
+    last = jax.lax.cummax(jnp.where(weight > 0, rows, -1))[hits]
+    return jnp.where(last < 0, jnp.argmax(weight > 0), last).astype(jnp.int32)
 
 
 def _ledger_metrics(ledger: Ledger, age: Array | int | None) -> Metrics:

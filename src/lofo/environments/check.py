@@ -42,6 +42,21 @@ def check_loca(
     _check_starts(environment, key_starts)
     _check_probes(environment, key_probes)
     _check_rollouts(environment, key_rollouts, num_rollouts, num_steps)
+    _check_rewards(environment)
+
+
+def _check_rewards(environment: Environment) -> None:
+    """T1 is the better goal in phase 1 and the worse one in phase 2, evaluated as it is trained."""
+    for phase in (1, 2):
+        tasks = environment.train_task(phase), environment.evaluation_task(phase)
+        trained, evaluated = ((float(t.reward_t1), float(t.reward_t2)) for t in tasks)
+        if trained != evaluated:
+            raise LocaViolation(f"broken rule: evaluation pays what training pays; phase {phase}")
+        if (trained[0] > trained[1]) != (phase == 1):
+            raise LocaViolation(
+                "broken rule: T1 pays more than T2 in phase 1 and less in phase 2; "
+                f"in phase {phase} they pay {trained[0]:g} and {trained[1]:g}"
+            )
 
 
 def _check_starts(environment: Environment, key: Key) -> None:

@@ -128,7 +128,8 @@ def shorten(experiment: Experiment, fraction: float) -> Experiment:
     buffer = experiment.buffer
     if isinstance(buffer.rule, Fifo | Reservoir):
         capacity = max(1, round(buffer.capacity * fraction))
-        buffer = dataclasses.replace(buffer, capacity=capacity)
+        name = f"{buffer.name} x {fraction:g}"  # else a "FIFO 3e4" would hold fewer than 3e4
+        buffer = dataclasses.replace(buffer, name=name, capacity=capacity)
     elif isinstance(buffer.rule, Local):
         limit = max(1, round(int(buffer.rule.limit) * fraction))
         buffer = dataclasses.replace(buffer, rule=dataclasses.replace(buffer.rule, limit=limit))

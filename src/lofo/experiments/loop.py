@@ -19,7 +19,19 @@ from lofo.experiments.experiment import Buffer
 from lofo.experiments.pack import NEVER, Pack, Runs, StepKeys, Streams, Tally
 from lofo.experiments.probes import describe_buffer, draw_maps, probe_model
 from lofo.locality import Pairs, diagnose
-from lofo.types import Array, Batch, Key, Metrics, Transition, Tree
+from lofo.types import Array, Batch, Key, LofoError, Metrics, Transition, Tree
+
+
+def check(pack: Pack) -> None:
+    """Traces the program once: parts that do not fit together are a sentence, not a crash."""
+    zero = jnp.int32(0)
+    try:
+        task = pack.lead.environment.train_task(1)
+        runs = jax.eval_shape(lambda: init(pack, outline_localities(pack)))
+        jax.eval_shape(lambda r: advance(pack, r, task, zero, zero, False), runs)
+    except (TypeError, ValueError, AttributeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise LofoError(f"these settings do not fit together: {reason}") from error
 
 
 @partial(jax.jit, static_argnums=0)

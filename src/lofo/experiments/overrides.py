@@ -51,7 +51,7 @@ def _is_row(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
-        return all(isinstance(v, int | float | str) for v in value)
+        return bool(value) and all(isinstance(v, int | float | str) for v in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 

@@ -68,6 +68,8 @@ class Pack:
             raise LofoError(f"these differ in more than the buffer, so run them apart: {ids}")
         if len({e.id for e in self.experiments}) != len(self.experiments):
             raise LofoError("an experiment was named twice")
+        if not self.lead.environment.pure:
+            raise LofoError("this loop compiles the world, so the world must be pure")
 
     @property
     def lead(self) -> Experiment:

@@ -27,6 +27,7 @@ from lofo.types import LofoError, Metrics
 
 ALL_SEEDS = -1  # the seed of a row that speaks for all
 CHUNKS = 10  # calls into the compiled program between two evaluations, so that progress shows
+LABELS = ("figure", "name")  # settings that change no number
 TIMING = "timing/"  # metrics of this prefix differ from one execution to the next
 
 
@@ -53,6 +54,7 @@ def run(
     watch: Callable[[Event], None] = silent,
 ) -> None:
     """Runs, or goes on running, the pack in the folder."""
+    loop.check(pack)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder):
@@ -267,8 +269,11 @@ def _rows(run: str, seeds: tuple[int, ...], phase: int, step: int, metrics: Metr
 
 def _difference(old: Any, new: Any, path: str = "") -> str:
     """The first place where two configurations differ, in words; empty if they do not."""
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        parts = (_difference(old[name], new[name], f"{path}.{name}") for name in old)
+    if isinstance(old, dict) and isinstance(new, dict):
+        if lonely := sorted(old.keys() ^ new.keys()):
+            return f"{f'{path}.{lonely[0]}'.lstrip('.')} is known to one side only"
+        names = (name for name in old if name not in LABELS)
+        parts = (_difference(old[name], new[name], f"{path}.{name}") for name in names)
         return next(filter(None, parts), "")
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
