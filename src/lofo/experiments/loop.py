@@ -7,6 +7,7 @@ Keys are folded from (seed, step), so a resumed run draws what an unbroken one w
 
 from collections.abc import Callable
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import jax
@@ -27,8 +28,8 @@ def check(pack: Pack) -> None:
     zero = jnp.int32(0)
     try:
         task = pack.lead.environment.train_task(1)
-        runs = jax.eval_shape(lambda: init(pack, outline_localities(pack)))
-        jax.eval_shape(lambda r: advance(pack, r, task, zero, zero, False), runs)
+        runs = jax.eval_shape(partial(unwrap(init), pack), outline_localities(pack))
+        jax.eval_shape(lambda r: unwrap(advance)(pack, r, task, zero, zero, False), runs)
     except (TypeError, ValueError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise LofoError(f"these settings do not fit together: {reason}") from error
