@@ -169,7 +169,7 @@ def test_exactly_85_percent_is_adaptive(
     late = rows_of("x", 2, [[0, 0, 0, share * optimum, share * optimum]] * 4)
     summary = summarise([write(tmp_path, header(plain), rows_of("x", 1, PHASE_1), late)])[1]
     assert summary.adaptive is adaptive
-    assert verdict(summary) == ("adaptive" if adaptive else "not adaptive (stale policy: 50.0 %)")
+    assert verdict(summary) == ("adaptive" if adaptive else "not adaptive")
 
 
 def test_the_interquartile_mean_leaves_out_whole_quarters() -> None:
@@ -247,11 +247,11 @@ def test_the_verdict_table_says_what_it_means(tmp_path: Path) -> None:
     text = verdict_table(summarise([full_folder(tmp_path / "run")]))
     lines = text.splitlines()
     rule = "at least 85 % of the exact optimum, mean over seeds of the last 2 evaluations"
-    assert rule in text
+    assert rule in " ".join(text.split())
     assert lines[0].startswith("Grid, DynaQ")
     line = next(line for line in lines if line.startswith("LoFo") and " 2 " in line)
     assert "1.600 ± 0.227" in line and "80.0 %" in line
-    assert "not adaptive (stale policy: 50.0 %)" in line and "2.60 (1)" in line
+    assert "not adaptive  50.0 %" in line and "2.60 (1)" in line
     assert sum(line.startswith(("LoFo", "FIFO", "Reservoir")) for line in lines) == 6
 
 

@@ -1,6 +1,7 @@
 """`lofo demo | list | run | report | show`: the laboratory from a terminal."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -166,6 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except LofoError as error:
         print(f"lofo: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         print(f"lofo: cannot read or write {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(2)

@@ -6,6 +6,7 @@ and every mean, error and interval below is over seeds.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from lofo.reports.runs import (
 NEAR_OPTIMAL = 0.85  # of the optimum: the verdict
 REACHED = 0.8  # of the optimum: where adaptation is timed
 NUM_RESAMPLES = 10_000
+NOTE_WIDTH = 100  # of the lines below a table on a terminal
 ROUNDING = 1e-9  # a mean of exactly 85 % must not fail by the last bit
 
 
@@ -114,44 +116,34 @@ def as_json(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
 
 
 READING = (
-    "return: mean ± standard error over seeds; predicted T1, T2: the model's reward there, the "
-    "true one in brackets; stale T1 rows: stored rewards the task no longer pays; model error: "
-    "outside the T1-zone."
+    "return: mean ± standard error over seeds; kept: what the phase-1-optimal policy would score; "
+    "T1, T2: the reward the model predicts there, the true one in brackets; stale: stored T1 "
+    "rewards the task no longer pays; error: of the model, outside the T1-zone."
 )
 
 
 def rule(summaries: Sequence[Summary]) -> str:
     """The rule behind the verdict words, in one sentence."""
     counts = " or ".join(str(n) for n in sorted({s.judged for s in summaries}))
-    percent = f"{100 * NEAR_OPTIMAL:.0f} %"
     return (
-        f"near-optimal: at least {percent} of the exact optimum, mean over seeds of the last "
-        f"{counts} evaluations of the phase; adaptive: near-optimal in phase 2."
+        f"near-optimal: at least {100 * NEAR_OPTIMAL:.0f} % of the exact optimum, mean over seeds "
+        f"of the last {counts} evaluations of the phase; adaptive: near-optimal in phase 2."
     )
 
 
 def verdict(summary: Summary) -> str:
-    """The word for a run in a phase; the stale policy's score stands beside a failure."""
+    """The word for a run in a phase; the stale policy's score stands in the next column."""
     if summary.near_optimal is None:
         return "incomplete: {} of {} evaluations".format(*summary.evaluations)
     if summary.adaptive is None:
         return "near-optimal" if summary.near_optimal else "fails"
-    stale = percent(summary.stale / summary.optimum)
-    return "adaptive" if summary.adaptive else f"not adaptive (stale policy: {stale})"
+    return "adaptive" if summary.adaptive else "not adaptive"
 
 
 VERDICT_COLUMNS = (
-    "buffer",
-    "phase",
-    "return",
-    "of optimum",
-    "verdict",
-    "stored",
-    "predicted T1",
-    "predicted T2",
-    "stale T1 rows",
-    "model error",
-)
+    "buffer", "phase", "return", "optimum", "verdict", "kept",
+    "stored", "T1", "T2", "stale", "error",
+)  # fmt: skip
 
 
 def verdict_cells(summary: Summary) -> tuple[str, ...]:
@@ -162,6 +154,7 @@ def verdict_cells(summary: Summary) -> tuple[str, ...]:
         f"{number(summary.mean)} ± {number(summary.standard_error)}",
         percent(summary.fraction_of_optimum),
         verdict(summary),
+        percent(summary.stale / summary.optimum) if summary.optimum else UNKNOWN,
         compact(summary.stored),
         beside_truth(summary.why.predicted_t1, summary.phase, 0),
         beside_truth(summary.why.predicted_t2, summary.phase, 1),
@@ -176,7 +169,8 @@ def verdict_table(summaries: Sequence[Summary]) -> str:
     for world in dict.fromkeys(s.world for s in summaries):
         own = [s for s in summaries if s.world == world]
         lines += [heading(own), *_aligned([VERDICT_COLUMNS, *map(verdict_cells, own)]), ""]
-    return "\n".join([*lines, rule(summaries), READING]) + "\n"
+    notes = [fill(text, NOTE_WIDTH) for text in (rule(summaries), READING)]
+    return "\n".join([*lines, *notes]) + "\n"
 
 
 def heading(summaries: Sequence[Summary]) -> str:
@@ -194,7 +188,7 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A fraction as a percentage, to one decimal so that 84.9 does not read as 85."""
+    """A percentage, to one decimal so that 84.9 does not read as 85."""
     return f"{100 * value:.1f} %" if np.isfinite(value) else UNKNOWN
 
 
