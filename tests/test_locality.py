@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from lofo.locality import Contrastive, Handcrafted, Pairs, diagnose, pairs_of, s
 from lofo.locality.contrastive import draw_others
 from lofo.locality.diagnostics import QUANTILES
 from lofo.networks import CNN, IDENTITY, MLP, Chain, Pixels, linear
+from lofo.records import read
 
+RESULTS = Path(__file__).parent.parent / "results"
 ENCODER = Chain((MLP((16,), "tanh", "torch"), linear(2, "torch")))
 SMALL = Contrastive(ENCODER, (2,), size=2, num_negatives=8, batch_size=16)
 
@@ -307,3 +310,8 @@ def test_learned_locality_of_the_paper():
     truth = suggest_radius(points, [], 400_000, radius=0.005)
     assert 0.8 < prediction.occupancy / truth.measured < 1.25
     assert 13_000 < truth.measured < 30_000
+    # Foretold from random steps before training, measured in the recorded run of the agent.
+    _, rows = read(RESULTS / "mountaincar" / "occupancy")
+    stored = [r.value for r in rows if r.metric == "stored" and r.step == 300_000]
+    foretold = suggest_radius(points[:100_000], [], 300_000, radius=0.005).occupancy
+    assert 0.5 < foretold / np.mean(stored) < 2.0
