@@ -9,7 +9,7 @@ JOBS ?= auto
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   the paper's effect on this machine, in at most five minutes"
+	@echo "make demo   the paper's effect on this machine, in some minutes"
 	@echo "make test   formatter, linter, type checker, import contract, tests"
 	@echo "make slow   the tests that take minutes"
 	@echo "make bench  speed, each figure against a peer in the same run"

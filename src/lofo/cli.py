@@ -58,9 +58,9 @@ class List:
     """Lists every named run and where the paper shows it."""
 
     def go(self) -> None:
-        width = max(map(len, REGISTRY))
+        width, names = max(map(len, REGISTRY)), max(len(e.buffer.name) for e in REGISTRY.values())
         for run_id, experiment in REGISTRY.items():
-            print(f"{run_id:{width}}  {experiment.buffer.name:18}  {experiment.figure}")
+            print(f"{run_id:{width}}  {experiment.buffer.name:{names}}  {experiment.figure}")
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"lofo: cannot read or write {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("\nlofo: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        words = "stopped; the same command goes on from the last checkpoint, if there is one yet"
+        print(f"\nlofo: {words}", file=sys.stderr)
         sys.exit(130)
+
+
+def entry() -> None:
+    """`main` as a process: an interrupt ends it at once."""
+    try:
+        main()
+    except SystemExit as leave:
+        if leave.code == 130:  # a compiled program cannot be interrupted, so do not wait for it
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
+        raise
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -192,4 +205,4 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    entry()

@@ -38,7 +38,7 @@ def watching() -> Iterator[Callable[[Event], None]]:
             progress.update(
                 task,
                 description=name,
-                total=event.total,
+                total=event.total if event.phase else None,  # None: busy, no end in sight
                 completed=event.step,
                 state=", ".join(words),
             )

@@ -194,7 +194,8 @@ def fit_localities(pack: Pack, announce: Callable[[str], None]) -> tuple[Any, li
     for buffer in pack.buffers:
         recipe = buffer.locality, buffer.locality_steps
         if buffer.embedding_size and recipe not in fitted:
-            announce(f"fitting the locality of {buffer.name}")
+            if buffer.locality_steps:
+                announce(f"fitting the locality of {buffer.name}")
             fitted[recipe] = jax.block_until_ready(_fit(pack, buffer))
     nothing: tuple[Tree, Metrics] = ((), {})
     results = [fitted.get((b.locality, b.locality_steps), nothing) for b in pack.buffers]
