@@ -1,11 +1,9 @@
-"""What several files share: compiled programs kept between tests, and a tiny pack of runs."""
+"""What several files share: a tiny pack of runs."""
 
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
 
@@ -93,12 +91,3 @@ def values(folder: Path) -> dict[tuple[str, int, int, str], float | str | None]:
 def arrays(path: Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keeps compiled programs on disk: tests that start processes start them again and again."""
-    if hasattr(config, "cache"):
-        folder = str(config.cache.mkdir("xla"))
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # for processes that tests start
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -96,10 +96,8 @@ MORE_POINTS = [
 
 def start(folder: Path, pause: float = 0.0, *point: str) -> subprocess.Popen[bytes]:
     """The same command every time, but for where it shall die."""
-    # A killed process must not leave half a file among the compiled programs: it only reads them.
     paths = str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")
     extra = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    extra |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}
     command = [sys.executable, "-c", DRIVER, str(folder), str(pause), *point]
     return subprocess.Popen(command, env=os.environ | extra, stderr=subprocess.PIPE)
 
