@@ -51,7 +51,9 @@ def fill_buffer(pack, params, replay, key):
         size=jnp.int32(STORED),
         clock=jnp.int32(STORED),
     )
-    return replay._replace(index=ledger, rows=jax.tree.map(put, replay.rows, items))
+    write = lambda rows, new: (buffer.replay.storage.write(rows, *new), None)  # noqa: E731
+    rows, _ = jax.lax.scan(write, replay.rows, (jnp.arange(STORED), items))
+    return replay._replace(index=ledger, rows=rows)
 
 
 def measure(num_runs: int, num_steps: int, stack_model: bool) -> tuple[float, float, int]:

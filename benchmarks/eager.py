@@ -41,7 +41,7 @@ def measure(prepare, num_steps: int = 12) -> float:
     params, stored = (
         jax.tree.map(lambda x: x[0], part[0]) for part in (runs.localities, runs.replays)
     )
-    num_batches, batch_size, _ = agent.appetite
+    num_batches, batch_size = agent.appetite[:2]
     key = jax.random.PRNGKey(0)
     world, code = environment.reset(task, key)
     for step in range(num_steps + 2):

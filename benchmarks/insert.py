@@ -44,7 +44,7 @@ def add_with_cond(replay: Replay) -> Add:
                 size=jnp.maximum(ledger.size, slot + 1),
                 evictions=ledger.evictions + (slot < ledger.size),
             )
-            return ReplayState(ledger, jax.tree.map(lambda r, x: r.at[slot].set(x), rows, item))
+            return ReplayState(ledger, replay.storage.write(rows, slot, item))
 
         state = jax.lax.cond(slot < ledger.capacity, write, lambda state: state, state)
         near_total = ledger.near_total + jnp.array([0, 1]) * num_near

@@ -45,7 +45,7 @@ def stale_after(rule, num_visits):
         state = replay.init({"reward": jnp.float32(0)}, embedding_size=2)
         visit = lambda s, x: (replay.add(s, {"reward": x[0]}, jnp.zeros(2), x[1]), None)  # noqa: E731
         state, _ = jax.lax.scan(visit, state, (rewards, keys))
-        return jnp.sum(state.index.live & (state.rows["reward"] == 4.0))
+        return jnp.sum(state.index.live & (replay.items(state)["reward"] == 4.0))
 
     return float(jax.jit(jax.vmap(count))(keys).mean())
 

@@ -3,6 +3,9 @@
 import dataclasses
 import math
 
+import jax
+import numpy as np
+
 
 @dataclasses.dataclass
 class Sample:
@@ -126,3 +129,16 @@ class SequenceBuffer:
         """The keys of the steps that a state's window holds so far."""
         end = min(state.end, self.length[state.stream])
         return [(state.stream, time) for time in range(state.time, end)]
+
+
+def held(rows):
+    """What the packed rows of a device hold, by numpy alone."""
+    words, items, start = np.asarray(rows.words), [], 0
+    for shape, dtype in rows.leaves:
+        size = math.prod(shape) * dtype.itemsize
+        end = start + -(-size // 4)
+        bits = np.ascontiguousarray(words[..., start:end]).view(np.uint8)[..., :size]
+        values = np.ascontiguousarray(bits).view(dtype)
+        items.append(values.reshape(*words.shape[:-1], *shape))
+        start = end
+    return jax.tree.unflatten(rows.structure, items)

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from conftest import Finished, result_lines
 from lofo import cli
 from lofo.buffers import Fifo
-from lofo.experiments import DEMO, REGISTRY, Pack
+from lofo.experiments import DEMO, REGISTRY, SWEEPS, Pack, find, find_all
 from lofo.records import ROWS
 from lofo.types import LofoError
 
 MOUNTAINCAR = "mountaincar/dyna_q/lofo"
+SEARCH = "mountaincar/dyna_q/search"
 
 
 class Answer:
@@ -68,9 +70,10 @@ def tiny(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> Pack:
 
 def test_list_names_every_run(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Answer(capsys, "list")
-    lines = answer.out.splitlines()
-    assert answer.code == 0 and [line.split()[0] for line in lines] == list(REGISTRY)
-    assert all(REGISTRY[line.split()[0]].figure in line for line in lines)
+    lines = {line.split()[0]: line for line in answer.out.splitlines()}
+    assert answer.code == 0 and list(lines) == [*REGISTRY, *SWEEPS]
+    assert all(known.figure in lines[name] for name, known in (REGISTRY | SWEEPS).items())
+    assert "16 runs" in lines[SEARCH]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,63 @@ def test_run_without_options_runs_what_is_registered(packs: Any, capsys: Any) ->
     assert one.lead.buffer == REGISTRY["demo/fifo-all"].buffer and one.lead.agent.batch_size == 7
 
 
+def test_a_sweep_runs_in_one_program(packs: Any, capsys: Any) -> None:
+    assert Answer(capsys, "run", SEARCH, "--seeds", "0-1", "--schedule.warmup", "60000").code == 0
+    assert Answer(capsys, "run", f"{SEARCH}/beta-1/radius-0.01/limit-5").code == 0
+    (pack, out), (one, _) = packs
+    assert out == Path("runs") / SEARCH and len(pack.experiments) == len(SWEEPS[SEARCH]) == 16
+    assert pack.lead.seeds == (0, 1) and pack.lead.schedule.warmup == 60_000
+    (single,) = one.experiments
+    buffer = single.buffer
+    assert single in find_all(SEARCH) and single.id == f"{SEARCH}/beta-1/radius-0.01/limit-5"
+    assert (buffer.rule.radius, buffer.rule.limit, buffer.capacity) == (0.01, 5, 200_000)
+    assert buffer.locality.negative_target == 1.0
+    assert buffer.name == "LoFo, beta 1, radius 0.01, limit 5"
+
+
+def test_a_sweep_holds_the_settings_of_the_paper() -> None:
+    """Every combination once; the one that the paper chose is the run the sweep varies."""
+    experiments, chosen = find_all(SEARCH), REGISTRY[MOUNTAINCAR]
+    buffers = [e.buffer for e in experiments]
+    settings = {(b.locality.negative_target, b.rule.radius, b.rule.limit) for b in buffers}
+    assert len(settings) == len({e.id for e in experiments}) == 16
+    assert {e.common for e in experiments} == {chosen.common}
+    same = find(f"{SEARCH}/beta-10/radius-0.005/limit-1")
+    assert replace(same.buffer, name=chosen.buffer.name) == chosen.buffer
+    assert len({(b.locality, b.locality_steps) for b in buffers}) == 2  # fitted once for each beta
+
+
+def test_show_lists_the_runs_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(capsys, "show", SEARCH)
+    lines = {line.split()[0]: line for line in answer.out.splitlines()}
+    assert answer.code == 0 and list(lines) == [e.id for e in find_all(SEARCH)]
+    assert "limit 10" in lines[f"{SEARCH}/beta-1/radius-0.01/limit-10"]
+    single = Answer(capsys, "show", f"{SEARCH}/beta-1/radius-0.01/limit-10").out
+    assert "400,000" in single and "beta (negative target)" in single
+    assert "--buffer.rule.limit" in Answer(capsys, "run", SEARCH, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (MOUNTAINCAR, "uniform"),
+        (f"{MOUNTAINCAR}-by_error", "by model error, exponent 0.6, floor 0.001"),
+        (f"{MOUNTAINCAR}-by_reward", "by reward, share 0.5"),
+    ],
+)
+def test_show_says_what_is_sampled(
+    capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    assert f" {words}\n" in Answer(capsys, "show", name).out
+
+
+def test_a_sampler_can_be_overridden(packs: Any, capsys: Any) -> None:
+    words = ("run", f"{MOUNTAINCAR}-by_reward", "--buffer.sampler.share", "0.25")
+    assert Answer(capsys, *words).code == 0
+    ((pack, _),) = packs
+    assert pack.lead.buffer.sampler.share == 0.25
+
+
 def test_demo_runs_every_buffer_in_one_pack(packs: Any, capsys: Any) -> None:
     assert Answer(capsys, "demo", "--seeds", "4").code == 0
     ((pack, out),) = packs
@@ -175,6 +235,11 @@ def test_fraction_shortens_the_run(packs: Any, capsys: Any) -> None:
         (["run", "nowhere"], "no run is called 'nowhere'; there are: demo/lofo"),
         (["run", "demo/fif"], "no run is called 'demo/fif'; there are: demo/fifo-all"),
         (["show", "nowhere"], "no run is called 'nowhere'"),
+        (["run", f"{SEARCH}/beta-3"], f"no run is called '{SEARCH}/beta-3'"),
+        (
+            ["run", f"{MOUNTAINCAR}-by_reward", "--buffer.sampler.share", "2"],
+            "share must be in [0, 1], got 2.0",
+        ),
         (["run", "demo/lofo", "demo/lofo"], "named twice"),
         (["run", "demo/lofo", MOUNTAINCAR], "differ in more than the buffer"),
         (["run", "demo/lofo", "--seeds", "a"], "seeds are written like 0-9 or 0,2,5, got 'a'"),

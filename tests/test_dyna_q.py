@@ -408,7 +408,7 @@ def test_paper_network_sizes():
     assert sizes((*head, *last)) == [(3, 63 + 1, 64), (3, 64, 64), (3, 64, 2)]
     hidden, last = state.value
     assert sizes((*hidden, *last)) == [(2, 64), (64, 64), (64, 64), (64, 64), (64, 3)]
-    assert MOUNTAINCAR_AGENT.appetite == (10, 32, None)
+    assert MOUNTAINCAR_AGENT.appetite == (10, 32, None, 5)
 
 
 def test_reward_and_termination_have_one_output_each():

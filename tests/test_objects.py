@@ -87,7 +87,7 @@ def contents(buffer):
 
 
 def contents_on_device(state, window):
-    rows = state.rows["id"]
+    rows = oracles.held(state.rows)["id"]
     if window is None:
         order = np.argsort(state.index.stamp[: state.index.size])
         return [(int(rows[row]), True) for row in order]

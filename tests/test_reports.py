@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from lofo import cli
 from lofo.records import Recorder, Row, read, write_arrays
 from lofo.reports import (
+    adaptation_table,
     as_json,
     draw_curves,
     draw_diagnostics,
@@ -20,9 +22,15 @@ from lofo.reports import (
     verdict_table,
     write_report,
 )
-from lofo.reports.curves import styles
-from lofo.reports.runs import compact, load
-from lofo.reports.summary import bootstrap_interval, interquartile_mean, verdict
+from lofo.reports.adaptation import stale_share
+from lofo.reports.curves import plot_curves, plot_diagnostics
+from lofo.reports.landmarks import find_landmarks
+from lofo.reports.maps import plot_maps, read_map
+from lofo.reports.names import compact, share_of_paper
+from lofo.reports.runs import Curve, Run, choose, load
+from lofo.reports.styles import Style, by_world, styles
+from lofo.reports.summary import bootstrap_interval, interquartile_mean
+from lofo.reports.tables import verdict
 from lofo.types import LofoError
 
 OPTIMA = (4.0, 2.0)
@@ -106,7 +114,28 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "run", header(settings("a/lofo")), *rows)
 
 
-def full_folder(folder: Path, script: str = "") -> Path:
+def shortened(run: str, buffer: str = "LoFo", fraction: float = 1 / 3) -> dict[str, Any]:
+    """A configuration as `shorten` leaves it."""
+    plain = settings(run, buffer, fraction=fraction)
+    plain["phases"] = [p | {"steps": round(p["steps"] * fraction)} for p in plain["phases"]]
+    if buffer != "LoFo":
+        small = {"name": f"{buffer} x {fraction:g}", "capacity": round(4960 * fraction)}
+        plain["buffer"] = plain["buffer"] | small
+    return plain
+
+
+def short_rows(run: str, fraction: float = 1 / 3) -> list[Row]:
+    """One evaluation at the end of each phase of a shortened run."""
+    steps = round(500 * fraction)
+    return [Row(run, seed, p, p * steps, "return", 1.0) for p in (1, 2) for seed in (7, 8, 9, 10)]
+
+
+def looks(runs: list[Run]) -> dict[str, Style]:
+    """Styles by id, for runs of one length."""
+    return {key.id: style for key, style in styles(runs).items()}
+
+
+def full_folder(folder: Path, script: str = "", zone: np.ndarray | None = None) -> Path:
     """Three buffers with every metric and with maps."""
     ids = {"a/lofo": "LoFo", "a/fifo": "FIFO", "a/reservoir": "Reservoir"}
     metrics = ("predicted_t1", "predicted_t2", "stale_rows", "model_error_outside", "stored")
@@ -118,9 +147,10 @@ def full_folder(folder: Path, script: str = "") -> Path:
             parts.append(rows)
             parts += [[r._replace(metric=m, value=r.value + 1) for r in rows] for m in metrics]
             truth = np.zeros((4, 3, 5))
-            truth[:, 0, 0], truth[:, 0, 1] = np.nan, 4.0
+            truth[:, 0, 0], truth[:, 0, 1], truth[:, 2, 4] = np.nan, 4.0 if phase == 1 else 1.0, 2.0
             maps = {"coverage": np.arange(60).reshape(4, 3, 5), "predicted_reward": truth * 0.9}
             frame = {"extent": np.array([0.0, 5, 3, 0]), "axes": np.array(["column", "row"])}
+            frame |= {} if zone is None else {"t1_zone": zone}
             name = f"{run.replace('/', '-')}-phase{phase}"
             file = write_arrays(folder, name, maps | {"true_reward": truth} | frame)
             parts.append([Row(run, -1, phase, 500 * phase, "maps", file)])
@@ -149,7 +179,11 @@ def test_adaptation_is_timed_on_the_mean_curve(folder: Path) -> None:
     # mean curve 0.4, 1.3, 1.6, 1.5, 1.7: it is exactly 80 % of 2 at the third evaluation
     assert adaptation.steps_to_reach == 300
     assert adaptation.mean_gap == pytest.approx((1.6 + 0.7 + 0.4 + 0.5 + 0.3) / 5)
-    assert adaptation.worst == pytest.approx(0.4)
+    assert adaptation.area == pytest.approx(350)  # the same gaps, 100 steps each
+    assert adaptation.worst == pytest.approx(0.4) and adaptation.worst_after == 100
+    assert adaptation.worst_drop == pytest.approx(0.8)  # of the optimum, below it
+    assert adaptation.largest_relapse == pytest.approx(0.05)  # from 1.6 to 1.5, of 2
+    assert (adaptation.seeds_that_reach, adaptation.num_seeds) == (4, 4)  # seed 7 for once
 
 
 def test_a_run_that_never_reaches_the_mark_says_so(tmp_path: Path) -> None:
@@ -157,6 +191,53 @@ def test_a_run_that_never_reaches_the_mark_says_so(tmp_path: Path) -> None:
     folder = write(tmp_path, header(settings("x")), rows_of("x", 1, PHASE_1), rows)
     adaptation = summarise([folder])[1].adaptation
     assert adaptation is not None and adaptation.steps_to_reach is None
+    assert adaptation.seeds_that_reach == 0
+    assert re.search(r"^LoFo +2 +never +0 of 4 ", adaptation_table(summarise([folder])), re.M)
+
+
+def test_single_seeds_may_reach_the_mark_that_their_mean_never_does(tmp_path: Path) -> None:
+    rows = rows_of("x", 2, [[2.0, 1, 1, 1, 1], [1, 2.0, 1, 1, 1], [1] * 5, [np.nan] * 5])
+    folder = write(tmp_path, header(settings("x")), rows_of("x", 1, PHASE_1), rows)
+    adaptation = summarise([folder])[1].adaptation
+    assert adaptation is not None and adaptation.steps_to_reach is None
+    assert (adaptation.seeds_that_reach, adaptation.num_seeds) == (2, 3)
+
+
+def test_the_stale_share_counts_the_samples_that_end_at_t1(tmp_path: Path) -> None:
+    rows = rows_of("x", 2, PHASE_2)
+    stale = [r._replace(metric="stale_rows", value=3.0 * (r.seed == 7)) for r in rows]
+    present = [r._replace(metric="t1_rows", value=1.0 * (r.seed < 9)) for r in rows]
+    folder = write(tmp_path, header(settings("x")), rows_of("x", 1, PHASE_1), rows, stale, present)
+    # 3 of 4, 0 of 1, and two seeds without any such sample, which have no share
+    first, second = summarise([folder])
+    assert second.why.stale_share == pytest.approx(0.375)
+    assert np.isnan(first.why.stale_share)
+    (run,) = load([folder])
+    assert np.isnan(stale_share(run, 2).values[2:]).all()
+    assert stale_share(run, 1).values.shape == (4, 0)  # phase 1 was not recorded
+    assert "37.5 %" in adaptation_table([first, second])
+
+
+def test_the_adaptation_table_has_a_line_for_every_run(tmp_path: Path) -> None:
+    rows = rows_of("a", 1, PHASE_1), rows_of("b", 1, PHASE_1), rows_of("a", 2, PHASE_2)
+    errors = [r._replace(metric="reward_error_inside", value=0.125) for r in rows[2]]
+    folder = write(tmp_path, header(settings("a"), settings("b", "FIFO")), *rows, errors)
+    summaries = summarise([folder])
+    lines = adaptation_table(summaries).splitlines()
+    (first,) = (line for line in lines if line.startswith("LoFo"))
+    assert re.split(r"  +", first) == [
+        *("LoFo", "2", "300", "4 of 4", "350", "0.700 (35.0 %)", "0.400 (-80.0 %)", "5.0 %"),
+        *("0.125", "-", "-"),
+    ]
+    (second,) = (line for line in lines if line.startswith("FIFO"))
+    assert re.split(r"  +", second) == ["FIFO", "2", "-", "0 of 0", *["-"] * 7]
+    (kept,) = (line for line in lines if line.startswith("(phase-1 policy kept)"))
+    assert "1.000 (50.0 %)  1.000 (-50.0 %)" in kept
+    data = as_json(summaries)
+    assert data[1]["adaptation"]["area"] == pytest.approx(350)
+    assert data[3]["adaptation"]["area"] is None
+    page = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
+    assert "<td>0.400 (-80.0 %)</td>" in page
 
 
 @pytest.mark.parametrize(("share", "adaptive"), [(0.85, True), (0.8499, False), (0.86, True)])
@@ -305,17 +386,145 @@ def test_buffers_of_one_name_are_told_apart(tmp_path: Path) -> None:
         "LoFo (limit 40, radius 0.05)",
     ]
     assert [run.world for run in runs[1:]] == ["Grid, DynaQ (size 4)", "Grid, DynaQ (size 9)"]
-    look = styles(runs)
+    look = looks(runs)
     assert look["x"].color == look["y"].color == "#0072B2" != look["x/wide"].color
 
 
 def test_local_forgetting_keeps_its_colour(tmp_path: Path) -> None:
     every = header(settings("f", "FIFO"), settings("r", "Reservoir"), settings("l"))
     runs = load([write(tmp_path, every, rows_of("f", 1, PHASE_1))])
-    look = styles(runs)
+    look = looks(runs)
     assert look["l"].color == "#0072B2"
     assert len({style.color for style in look.values()}) == 3
     assert len({str(style.linestyle) for style in look.values()}) == 3
+
+
+def test_larger_buffers_are_darker(tmp_path: Path) -> None:
+    sizes = {"FIFO": (30_000, 4_500_000, 300_000, 3_000_000), "Reservoir": (30_000, 300_000)}
+    every = [settings("lofo"), settings("other")]
+    every[1]["buffer"] = every[1]["buffer"] | {"name": "Handcrafted-LoFo"}
+    for rule, several in sizes.items():
+        for size in several:
+            plain = settings(f"{rule}-{size}", rule)
+            own = {"name": f"{rule} {size}", "capacity": size}
+            every.append(plain | {"buffer": plain["buffer"] | own})
+    runs = load([write(tmp_path, header(*every), rows_of("lofo", 1, PHASE_1))])
+    look = looks(runs)
+    assert len({(s.color, str(s.linestyle)) for s in look.values()}) == 8
+    for rule, several in sizes.items():
+        ordered = [look[f"{rule}-{size}"].color for size in sorted(several)]
+        light = [sum(bytes.fromhex(colour[1:])) for colour in ordered]
+        assert light == sorted(light, reverse=True) and len(set(light)) == len(several)
+    ((_, own),) = by_world(runs).items()  # as a legend lists them
+    assert [run.id for run in own] == [
+        *("lofo", "other", "FIFO-4500000", "FIFO-3000000", "FIFO-300000", "FIFO-30000"),
+        *("Reservoir-300000", "Reservoir-30000"),
+    ]
+
+
+def test_runs_of_another_length_are_other_runs(tmp_path: Path) -> None:
+    whole = header(settings("a/lofo"), settings("a/fifo", "FIFO"))
+    third = header(shortened("a/lofo"), shortened("a/fifo", "FIFO"))
+    ids = "a/lofo", "a/fifo"
+    rows = [rows_of(run, p, r) for run in ids for p, r in ((1, PHASE_1), (2, PHASE_2))]
+    write(tmp_path / "mine" / "full", whole, *rows)
+    write(tmp_path / "mine" / "deep" / "one-third", third, *map(short_rows, ids))
+    summaries = summarise([tmp_path / "mine"])
+    assert [(s.id, s.name, s.fraction) for s in summaries if s.phase == 2] == [
+        ("a/lofo", "LoFo x 1/3", 1 / 3),
+        ("a/fifo", "FIFO x 1/3", 1 / 3),
+        ("a/lofo", "LoFo", 1.0),
+        ("a/fifo", "FIFO", 1.0),
+    ]
+    runs = load([tmp_path / "mine"])
+    assert [run.label for run in runs] == [
+        "LoFo (1/3 length, limit 20, radius 0.05)",
+        "FIFO (1/3 length, 1.65k)",
+        "LoFo (limit 20, radius 0.05)",
+        "FIFO (4.96k)",
+    ]
+    look = styles(runs)
+    short, long = ([look[run.key] for run in runs[part]] for part in (slice(2), slice(2, 4)))
+    assert short == long
+    panels = plot_curves(runs, look).axes
+    assert [axes.get_xlim()[1] for axes in panels] == [334, 1000]
+    assert [axes.get_title("left") for axes in panels] == [
+        "Grid, DynaQ, 1/3 of the paper's length · seeds: 4",
+        "Grid, DynaQ · seeds: 4",
+    ]
+    text = write_report([tmp_path / "mine"], tmp_path / "out").read_text(encoding="utf-8")
+    assert "Settings of a/lofo x 1/3" in text and "one-third: " in text and "full: " in text
+
+
+def test_a_folder_of_folders_is_read_only_where_it_holds_no_rows_itself(
+    folder: Path, tmp_path: Path
+) -> None:
+    write(folder / "below", header(settings("y")), rows_of("y", 1, PHASE_1))
+    assert {run.id for run in load([folder])} == {"a/lofo"}
+    assert {run.id for run in load([folder, folder / "below"])} == {"a/lofo", "y"}
+    assert {run.id for run in load([tmp_path])} == {"a/lofo", "y"}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LofoError, match="no rows in"):
+        load([tmp_path / "empty"])
+
+
+def test_a_choice_of_runs_keeps_its_colours(tmp_path: Path) -> None:
+    folder = full_folder(tmp_path / "run")
+    runs = load([folder])
+    assert choose(runs, ()) == runs
+    assert [run.id for run in choose(runs, ["fifo"])] == ["a/fifo"]
+    assert [run.id for run in choose(runs, ["res*", "a/lofo"])] == ["a/lofo", "a/reservoir"]
+    with pytest.raises(LofoError, match=r"no run fits 'fif'; there are: a/lofo, a/fifo"):
+        choose(runs, ["lofo", "fif"])
+    lines = plot_curves(choose(runs, ["reservoir"]), styles(runs)).axes[0].get_lines()
+    assert lines[0].get_color() == "#009E73"
+    assert {s.id for s in summarise([folder], ["res*"])} == {"a/reservoir"}
+    text = write_report([folder], tmp_path / "out", only=["res*", "lofo"]).read_text()
+    assert "A choice: 1 more" in text and "Settings of a/fifo" not in text
+
+
+def test_the_command_reports_a_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, out = full_folder(tmp_path / "runs" / "one"), tmp_path / "out"
+    words = "--only", "lofo", "fifo", "--map-seed", "9", "--out", str(out)
+    cli.main(["report", str(folder.parent), *words])
+    printed = capsys.readouterr().out
+    assert "to 80 %" in printed and "FIFO" in printed and "Reservoir" not in printed
+    assert (out / "report.html").exists() and (out / "rewards.png").exists()
+    cli.main(["report", str(folder), "--only", "lofo", "--json"])
+    assert {entry["id"] for entry in json.loads(capsys.readouterr().out)} == {"a/lofo"}
+
+
+def test_many_evaluations_make_one_point() -> None:
+    curve = Curve(np.array([110, 120, 130, 150]), np.array([[1.0, 2, 3, 9], [3, np.nan, 5, 9]]))
+    binned = curve.binned(100, 20)
+    assert binned.steps.tolist() == [115, 130, 150]
+    assert binned.values.tolist() == [[1.5, 3, 9], [3, 5, 9]]
+    assert curve.binned(100, 10) is curve
+    empty = Curve(np.zeros(0, int), np.zeros((2, 0)))
+    assert empty.binned(0, 10) is empty
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_long_curves_say_that_they_are_grouped(tmp_path: Path) -> None:
+    plain = settings("x")
+    plain["schedule"] = plain["schedule"] | {"evaluate_every": 2}
+    rows = [
+        Row("x", 7, p, s + 500 * (p - 1), "return", s / 500)
+        for p in (1, 2)
+        for s in range(2, 501, 2)
+    ]
+    runs = load([write(tmp_path, header(plain | {"seeds": [7]}), rows)])
+    (axes,) = plot_curves(runs, styles(runs)).axes
+    assert "a point: 5 evaluations" in axes.get_ylabel()
+    steps = np.asarray(axes.get_lines()[0].get_xdata(), float)
+    assert np.isfinite(steps).sum() == 100
+    plot_diagnostics(runs, styles(runs))
+
+
+def test_a_length_is_written_as_a_person_writes_it() -> None:
+    assert [share_of_paper(f) for f in (1 / 3, 0.1, 0.333333, 0.0711, 2 / 3)] == [
+        *("1/3", "1/10", "1/3", "0.0711", "0.667"),
+    ]
 
 
 def test_counts_are_compact() -> None:
@@ -342,6 +551,77 @@ def test_figures_are_drawn_and_repeat(tmp_path: Path) -> None:
         "demo-coverage.png",
         "demo-rewards.png",
     ]
+
+
+def test_maps_of_one_seed_or_of_their_mean(tmp_path: Path) -> None:
+    folders = [full_folder(tmp_path / "one")]
+    headers, rows = read(folders[0])
+    seeds = {7: 17, 8: 18, 9: 19, 10: 20}  # the same run once more, with other seeds
+    experiments = [e | {"seeds": list(seeds.values())} for e in headers[0]["experiments"]]
+    other = [row._replace(seed=seeds.get(row.seed, row.seed)) for row in rows]
+    folders.append(write(tmp_path / "two", headers[0] | {"experiments": experiments}, other))
+    for path in folders[0].glob("*.npz"):
+        (folders[1] / path.name).write_bytes(path.read_bytes())
+    run = load(folders)[0]
+    layers = np.arange(60).reshape(4, 3, 5)
+    for seed, layer in ((8, 1), (20, 3)):
+        chosen = read_map(run, 2, "coverage", seed)
+        assert chosen is not None and (chosen.values == layers[layer]).all()
+    mean = read_map(run, 2, "coverage")
+    assert mean is not None and np.allclose(mean.values, layers.mean(axis=0))
+    assert read_map(run, 2, "coverage", 33) is None
+    with pytest.raises(LofoError, match="no run has a seed 33"):
+        draw_maps(folders, tmp_path, seed=33)
+    titles = {name: f.get_suptitle() for name, f in plot_maps(load(folders), seed=8).items()}
+    assert all(title.endswith("seed 8") for title in titles.values()) and len(titles) == 2
+
+
+def test_goals_are_found_in_the_true_rewards(tmp_path: Path) -> None:
+    before = np.array([[np.nan, 4.0, 0.0], [0.0, 0.0, 2.0]])
+    after = np.array([[np.nan, 1.0, 0.0], [0.0, 0.0, 2.0]])
+    t1, t2 = find_landmarks({1: before, 2: after})
+    assert t1 is not None and np.argwhere(t1).tolist() == [[0, 1]]
+    assert t2 is not None and np.argwhere(t2).tolist() == [[1, 2]]
+    assert find_landmarks({1: before}) == (None, None)
+    assert find_landmarks({1: before, 2: before})[0] is None
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_maps_show_buffers_side_by_side_and_mark_what_was_recorded(tmp_path: Path) -> None:
+    zone = np.zeros((3, 5), bool)
+    zone[0, :2] = True
+    runs = load([full_folder(tmp_path / "run", zone=zone)])
+    figures = plot_maps(runs)
+    panels = [axes for axes in figures["coverage.png"].axes if axes.images]
+    assert len(panels) == 6 and len(figures["coverage.png"].axes) == 7  # and one colour bar
+    assert [axes.get_title() for axes in panels[:3]] == ["LoFo", "FIFO", "Reservoir"]
+    words = [text.get_text() for text in panels[0].texts]
+    assert {"T1", "T2"} < set(words)
+    # mean over seeds: cell k holds k + 22.5; the zone's two cells hold 22.5 and 23.5
+    assert f"{100 * 46 / (15 * 29.5):.1f} % in the T1-zone" in "\n".join(words)
+    (outline,) = panels[0].collections
+    assert len(outline.get_segments()) == 6  # around two cells
+    rewards = [axes for axes in figures["rewards.png"].axes if axes.images]
+    assert [axes.get_title() for axes in rewards[:4]] == [
+        *("true reward", "LoFo", "FIFO", "Reservoir"),
+    ]
+    assert "T1 0.90, T2 1.80" in "\n".join(text.get_text() for text in rewards[5].texts)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_many_maps_go_into_blocks(tmp_path: Path) -> None:
+    folder = full_folder(tmp_path / "run")
+    headers, rows = read(folder)
+    (first, *_) = headers[0]["experiments"]
+    names = {
+        f"x/{n}": first | {"id": f"x/{n}", "buffer": first["buffer"] | {"name": str(n)}}
+        for n in range(6)
+    }
+    copied = [row._replace(run=run) for run in names for row in rows if row.run == "a/lofo"]
+    write(folder, header(*names.values()), copied)
+    figure = plot_maps(load([folder]))["rewards.png"]
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == ["true reward", "0", "1", "2", "3", "true reward", "4", "5"]
 
 
 def test_the_curves_show_every_buffer_in_its_colour(tmp_path: Path) -> None:

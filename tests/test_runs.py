@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from conftest import Finished, program_counts, values
 from lofo.agents.base import Appetite
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
@@ -132,8 +133,9 @@ def small(experiment: Experiment) -> Experiment:
     )
 
 
-def test_mountaincar_runs_end_to_end_under_every_rule(tmp_path: Path) -> None:
-    names = ("lofo", "fifo-3e4", "reservoir-3e4")  # the handcrafted locality: see the tiny pack
+def test_mountaincar_runs_end_to_end_under_every_rule_and_sampler(tmp_path: Path) -> None:
+    # The handcrafted locality: see the tiny pack.
+    names = ("lofo", "lofo-by_error", "fifo-4.5e6-by_reward", "reservoir-3e4")
     pack = Pack(tuple(small(REGISTRY[f"mountaincar/dyna_q/{name}"]) for name in names))
     run(pack, tmp_path)
     found = values(tmp_path)
@@ -240,7 +242,8 @@ def test_the_phase_switch_cuts_the_episode_and_nothing_else(finished: Finished) 
 
 def test_phase_2_never_leaves_the_zone(finished: Finished) -> None:
     """The FIFO holds 150 rows and phase 2 has 250 steps, so all its rows are of phase 2."""
-    world, rows = finished.pack.lead.environment, final_runs(finished).replays[1].rows
+    world = finished.pack.lead.environment
+    rows = oracles.held(final_runs(finished).replays[1].rows)
     for codes in (rows.observation, rows.next_observation):
         assert world.in_t1_zone(world.pose(jnp.asarray(codes))).all()
     assert set(np.unique(rows.reward)) == {0.0, 1.0}
@@ -256,7 +259,8 @@ def test_fifo_holds_exactly_the_last_rows(finished: Finished) -> None:
     for seed in range(2):
         order = np.argsort(replay.index.stamp[seed])
         assert_same(replay.index.stamp[seed][order], np.arange(37, capacity + 37))
-        assert_same(replay.rows.observation[seed][order], np.stack(seen)[37:, seed])
+        codes = pack.buffers[1].replay.items(replay).observation[seed]
+        assert_same(codes[order], np.stack(seen)[37:, seed])
 
 
 def test_memories_live_as_long_as_an_episode() -> None:

@@ -54,7 +54,7 @@ def walk(index, rule, steps):
 
 def check_same(state, buffer, index):
     ledger, trajectory = state.index
-    ids, size = state.rows["id"], int(ledger.size)
+    ids, size = oracles.held(state.rows)["id"], int(ledger.size)
     samples = buffer.states.samples
     rows = {int(stamp): row for row, stamp in enumerate(ledger.stamp[:size])}
     assert sorted(rows) == [s.stamp for s in samples]

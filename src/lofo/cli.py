@@ -5,17 +5,18 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from lofo import reports
-from lofo.experiments import DEMO, REGISTRY, Experiment, Pack, find, run, shorten
+from lofo.experiments import DEMO, REGISTRY, SWEEPS, Experiment, Pack, find_all, run, shorten
 from lofo.experiments.overrides import override
 from lofo.experiments.settings import describe
 from lofo.progress import watching
-from lofo.reports import as_json, summarise, verdict_table
+from lofo.reports import adaptation_table, as_json, summarise, verdict_table
 from lofo.types import LofoError
 
 
@@ -32,6 +33,14 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     except ValueError as error:
         raise LofoError(f"seeds are written like 0-9 or 0,2,5, got {text!r}") from error
     return tuple(seeds)
+
+
+def parse_fraction(text: str) -> float:
+    """`0.2`, `1/3`: a fraction as a person writes it."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError) as error:
+        raise LofoError(f"--fraction is written like 0.2 or 1/3, got {text!r}") from error
 
 
 @dataclass(frozen=True)
@@ -55,12 +64,12 @@ class Demo:
 
 @dataclass(frozen=True)
 class List:
-    """Lists every named run and where the paper shows it."""
+    """Lists every named run and sweep, and where the paper shows it."""
 
     def go(self) -> None:
-        width, names = max(map(len, REGISTRY)), max(len(e.buffer.name) for e in REGISTRY.values())
-        for run_id, experiment in REGISTRY.items():
-            print(f"{run_id:{width}}  {experiment.buffer.name:{names}}  {experiment.figure}")
+        lines = [(run_id, e.buffer.name, e.figure) for run_id, e in REGISTRY.items()]
+        lines += [(name, f"{len(sweep)} runs", sweep.figure) for name, sweep in SWEEPS.items()]
+        _print_columns(lines)
 
 
 @dataclass(frozen=True)
@@ -72,11 +81,13 @@ class Run:
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Names from `lofo list`; those that differ in their buffer alone share one program."""
+    """Names from `lofo list`; those that differ in their buffer alone share one program, as all
+    runs of a sweep do."""
     seeds: str | None = None
     """Which seeds, like 0-9 or 0,2,5; the experiment's own if left out."""
-    fraction: float = 1.0
-    """Length over the paper's; FIFO and reservoir capacities and LoFo's limit shrink alike."""
+    fraction: str = "1"
+    """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
+    shrink alike."""
     out: Path | None = None
     """Where rows and checkpoints go; runs/ID if left out."""
     checkpoint_seconds: float = 120.0
@@ -85,7 +96,8 @@ class Run:
     def go(self, overrides: Sequence[str] = ()) -> None:
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
-        experiments = tuple(self._prepare(find(run_id), overrides) for run_id in self.ids)
+        named = [experiment for name in self.ids for experiment in find_all(name)]
+        experiments = tuple(self._prepare(experiment, overrides) for experiment in named)
         out = self.out or Path("runs") / "+".join(self.ids)
         execute(experiments, out, self.checkpoint_seconds)
         print(verdict_table(summarise([out])))
@@ -95,7 +107,8 @@ class Run:
         experiment = _changed(experiment, override(experiment, overrides))
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
-        return experiment if self.fraction == 1.0 else shorten(experiment, self.fraction)
+        fraction = parse_fraction(self.fraction)
+        return experiment if fraction == 1.0 else shorten(experiment, fraction)
 
 
 @dataclass(frozen=True)
@@ -103,9 +116,13 @@ class Report:
     """Draws figures and one self-contained report.html from the rows of runs, finished or not."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders with rows."""
+    """Folders with rows, or with such folders below them."""
     out: Path | None = None
     """Where the figures go; the first folder if left out."""
+    only: tuple[str, ...] = ()
+    """Only runs whose id, or the last part of it, is one of these; * stands for any letters."""
+    map_seed: int | None = None
+    """Draw the maps of this seed; the mean over seeds if left out."""
     json: bool = False
     """Print the summary as JSON and draw nothing."""
 
@@ -113,23 +130,31 @@ class Report:
         if not self.folders:
             raise LofoError("name at least one folder with rows, such as runs/demo")
         folders = list(self.folders)
-        summaries = summarise(folders)
+        summaries = summarise(folders, self.only)
         if self.json:
             print(json.dumps(as_json(summaries), indent=2))
             return
         print(verdict_table(summaries))
-        print(f"Report: {reports.write_report(folders, self.out or folders[0])}")
+        print(adaptation_table(summaries))
+        choice: dict[str, Any] = {"only": self.only, "map_seed": self.map_seed}
+        print(f"Report: {reports.write_report(folders, self.out or folders[0], **choice)}")
 
 
 @dataclass(frozen=True)
 class Show:
-    """Shows a run's settings as the paper's tables print them."""
+    """Shows a run's settings as the paper's tables print them, or the runs of a sweep."""
 
     id: Annotated[str, tyro.conf.Positional]
     """A name from `lofo list`."""
 
     def go(self) -> None:
-        print(describe(find(self.id)))
+        experiments = find_all(self.id)
+        if self.id in SWEEPS:
+            rooms = [f"capacity {e.buffer.capacity:,}" for e in experiments]
+            names = [(e.id, e.buffer.name) for e in experiments]
+            _print_columns([(*name, room) for name, room in zip(names, rooms, strict=True)])
+        else:
+            print(describe(experiments[0]))
 
 
 MORAL = """\
@@ -146,6 +171,12 @@ def execute(
     """Runs the experiments with a progress bar."""
     with watching() as watch:
         run(Pack(experiments), out, checkpoint_seconds=checkpoint_seconds, watch=watch)
+
+
+def _print_columns(lines: list[tuple[str, str, str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, second, last in lines:
+        print(f"{first:{widths[0]}}  {second:{widths[1]}}  {last}")
 
 
 def _changed(registered: Experiment, experiment: Experiment) -> Experiment:
@@ -195,9 +226,9 @@ def _dispatch(arguments: list[str]) -> None:
     if arguments[:1] != ["run"]:
         parse(COMMANDS, args=arguments or ["--help"], prog="lofo").go()
         return
-    named = [word for word in arguments if word in REGISTRY]
+    named = [word for word in arguments if word in REGISTRY or word.startswith(tuple(SWEEPS))]
     if "--help" in arguments and named:  # the fields of that very experiment
-        override(find(named[0]), ["--help"])
+        override(find_all(named[0])[0], ["--help"])
     command, overrides = tyro.cli(
         Run, args=arguments[1:], prog="lofo run", return_unknown_args=True
     )

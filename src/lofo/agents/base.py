@@ -6,15 +6,24 @@ from lofo.types import Array, Batch, Key, Metrics, Tree
 
 
 class Appetite(NamedTuple):
-    """What one `update` eats."""
+    """What one `update` eats.
+
+    The buffer's sampler chooses the first `num_chosen` batches. The others are uniform: where an
+    agent plans from what it draws, its plans should begin everywhere.
+    """
 
     num_batches: int
     batch_size: int
     window: int | None = None  # steps in a row, or None for transitions
+    num_chosen: int | None = None  # None: all of them
 
 
 class Agent(Protocol):
-    """Acts and learns; knows no buffer and no world."""
+    """Acts and learns; knows no buffer and no world.
+
+    An agent may also have `errors(state, batches)`, the error [num_batches, batch_size] of its
+    model on each sample: samplers such as `ByError` ask for it, on the batches they chose.
+    """
 
     @property
     def appetite(self) -> Appetite: ...

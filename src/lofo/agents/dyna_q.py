@@ -81,7 +81,8 @@ class DynaQ:
 
     @property
     def appetite(self) -> Appetite:
-        return Appetite(self.num_model_updates + self.num_planning_updates, self.batch_size)
+        num_batches = self.num_model_updates + self.num_planning_updates
+        return Appetite(num_batches, self.batch_size, num_chosen=self.num_model_updates)
 
     def init(self, key: Key) -> DynaQState:
         key_dynamics, key_reward, key_termination, key_value = jax.random.split(key, 4)
@@ -105,11 +106,15 @@ class DynaQ:
         self, state: DynaQState, memory: Tree, observation: Array, key: Key, *, explore: bool
     ) -> tuple[Array, Tree]:
         values = self._value.apply(state.value, self.scale(observation))
+        return self.choose(values, key, explore=explore), memory
+
+    def choose(self, values: Array, key: Key, *, explore: bool) -> Array:
+        """The greedy action, or now and then any."""
         greedy = jnp.argmax(values, axis=-1).astype(jnp.int32)
         if not explore:
-            return greedy, memory
+            return greedy
         coin, lot = jax.random.uniform(key, (2, *greedy.shape))  # one draw: fewer kernels a step
-        return jnp.where(coin < self.exploration, self._any_action(lot), greedy), memory
+        return jnp.where(coin < self.exploration, self.any_action(lot), greedy)
 
     def update(self, state: DynaQState, batches: Batch, key: Key) -> tuple[DynaQState, Metrics]:
         items: Transition = batches.items
@@ -121,7 +126,7 @@ class DynaQ:
         for_model = jax.tree.map(lambda x: x[:split], (items, batches.reward_known))
         state, model_metrics = jax.lax.scan(self._learn_model, state, for_model)
         observations = items.observation[split:]
-        actions = self._any_action(jax.random.uniform(key, observations.shape[:2]))
+        actions = self.any_action(jax.random.uniform(key, observations.shape[:2]))
         # Model and target network rest while the Q-network learns, so all targets are made at once.
         targets = self._targets(state, observations, actions)
         planned, plan_metrics = jax.lax.scan(self._plan, state, (observations, actions, targets))
@@ -139,6 +144,15 @@ class DynaQ:
         """What the model expects of an action, for maps and model errors."""
         successor, reward, logit = self._model(state.model, self.scale(observation), action)
         return Prediction(successor, reward, jax.nn.sigmoid(logit))
+
+    def errors(self, state: DynaQState, batches: Batch) -> Array:
+        """The model's loss on each sample alone, for samplers that ask what it has wrong."""
+        items = batches.items._replace(
+            observation=self.scale(batches.items.observation),
+            next_observation=self.scale(batches.items.next_observation),
+        )
+        loss = jax.vmap(jax.vmap(lambda *sample: self.model_loss(state.model, *sample)[0]))
+        return loss(items, batches.reward_known)
 
     def scale(self, observation: Array) -> Array:
         """Observations in the units the networks see."""
@@ -193,24 +207,26 @@ class DynaQ:
     def _init_part(self, key: Key) -> Tree:
         key_encoder, key_head = jax.random.split(key)
         encoder, (encoded_size,) = self.encoder.init(key_encoder, self.observation_shape)
-        head, _ = self._head.init(key_head, (encoded_size + self._action_size,))
+        head, _ = self._head.init(key_head, (encoded_size + self.action_size,))
         return encoder, head
 
     def _apply_part(self, part: Tree, x: Array, action: Array) -> Array:
-        encoded = self.encoder.apply(part[0], x)
-        return self._head.apply(part[1], jnp.concatenate([encoded, self._embed(action)], axis=-1))
+        joined = [self.encoder.apply(part[0], x), self.embed_action(action)]
+        return self._head.apply(part[1], jnp.concatenate(joined, axis=-1))
 
-    def _any_action(self, lot: Array) -> Array:
+    def any_action(self, lot: Array) -> Array:
         """A uniform action from a lot in [0, 1)."""
         return (lot * self.num_actions).astype(jnp.int32)
 
-    def _embed(self, action: Array) -> Array:
+    def embed_action(self, action: Array) -> Array:
+        """The action as the model's networks see it."""
         if self.one_hot_action:
             return jax.nn.one_hot(action, self.num_actions)
         return (2 * action[..., None] / max(self.num_actions - 1, 1) - 1).astype(jnp.float32)
 
     @property
-    def _action_size(self) -> int:
+    def action_size(self) -> int:
+        """Numbers that `embed_action` gives."""
         return self.num_actions if self.one_hot_action else 1
 
     @property

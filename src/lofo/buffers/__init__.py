@@ -5,10 +5,13 @@ from lofo.buffers.index import Draw, Index, SequenceIndex, SequenceState, Transi
 from lofo.buffers.ledger import Ledger, Placement
 from lofo.buffers.objects import ReplayBuffer
 from lofo.buffers.replay import Replay, ReplayState
+from lofo.buffers.sampling import ByError, ByReward, Sampler, Uniform
 from lofo.buffers.storage import DeviceStorage, HostStorage, Storage
 from lofo.buffers.trajectory import Trajectory
 
 __all__ = [
+    "ByError",
+    "ByReward",
     "DeviceStorage",
     "Draw",
     "Fifo",
@@ -22,10 +25,12 @@ __all__ = [
     "ReplayBuffer",
     "ReplayState",
     "Reservoir",
+    "Sampler",
     "SequenceIndex",
     "SequenceState",
     "Storage",
     "Trajectory",
     "TransitionIndex",
+    "Uniform",
     "near",
 ]

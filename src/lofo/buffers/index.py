@@ -1,7 +1,7 @@
 """Where things go and where they are found again: `add` gives a slot, `draw` gives slots."""
 
 import dataclasses
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ class Index(Protocol):
     def init(self, embedding_size: int = 0) -> Tree:
         """The state of an empty buffer."""
 
-    def add(
+    def place(
         self,
         state: Tree,
         embedding: Array | None,
@@ -47,8 +47,14 @@ class Index(Protocol):
         *,
         is_start: Array | bool = True,
         stream: Array | int = 0,
-    ) -> tuple[Tree, Array]:
-        """The slot of a newcomer."""
+    ) -> tuple[Tree, Array, Array]:
+        """The slot of a newcomer, and its ledger row: `capacity` if it has none."""
+
+    def drawable(self, state: Tree) -> Array:
+        """Which ledger rows [C] a draw may give."""
+
+    def find(self, state: Tree, starts: Array) -> Draw:
+        """The slots behind ledger rows that can be drawn."""
 
     def draw(self, state: Tree, num: int, key: Key, weight: Array | None = None) -> Draw:
         """The slots of a sample, uniform or in proportion to a weight for each ledger row."""
@@ -81,6 +87,12 @@ class TransitionIndex:
         return _empty_ledger(self.rule, self.capacity, embedding_size)
 
     def add(
+        self, state: Ledger, embedding: Array | None, key: Key | None, **step: Any
+    ) -> tuple[Ledger, Array]:
+        """The slot alone."""
+        return self.place(state, embedding, key, **step)[:2]
+
+    def place(
         self,
         state: Ledger,
         embedding: Array | None,
@@ -88,10 +100,10 @@ class TransitionIndex:
         *,
         is_start: Array | bool = True,
         stream: Array | int = 0,
-    ) -> tuple[Ledger, Array]:
+    ) -> tuple[Ledger, Array, Array]:
         """The newcomer's row, `capacity` if refused; what starts no transition is never stored."""
         placed, placement = _place(self.rule, state, embedding, key, is_start)
-        return placed, placement.slot
+        return placed, placement.slot, placement.slot
 
     def draw(self, state: Ledger, num: int, key: Key, weight: Array | None = None) -> Draw:
         """Live rows: one lot in [0, size) each, or in proportion to `weight` [C]."""
@@ -99,7 +111,15 @@ class TransitionIndex:
             rows = jax.random.randint(key, (num,), 0, jnp.maximum(state.size, 1))
         else:
             rows = _draw_weighted(jnp.where(state.live, weight, 0), num, key)
-        return Draw(rows, rows, jnp.ones(num, bool))
+        return self.find(state, rows)
+
+    def drawable(self, state: Ledger) -> Array:
+        """The live rows."""
+        return state.live
+
+    def find(self, state: Ledger, starts: Array) -> Draw:
+        """The rows themselves; the reward of a transition is always known."""
+        return Draw(starts, starts, jnp.ones(starts.shape, bool))
 
     def can_draw(self, state: Ledger) -> Array:
         """Whether there is a live row."""
@@ -146,6 +166,12 @@ class SequenceIndex:
         return SequenceState(ledger, trajectory)
 
     def add(
+        self, state: SequenceState, embedding: Array | None, key: Key | None, **step: Any
+    ) -> tuple[SequenceState, Array]:
+        """The slot alone."""
+        return self.place(state, embedding, key, **step)[:2]
+
+    def place(
         self,
         state: SequenceState,
         embedding: Array | None,
@@ -153,7 +179,7 @@ class SequenceIndex:
         *,
         is_start: Array | bool = True,
         stream: Array | int = 0,
-    ) -> tuple[SequenceState, Array]:
+    ) -> tuple[SequenceState, Array, Array]:
         """The step's slot, `num_slots` if not stored; a closing row is a step but no start."""
         if isinstance(stream, int) and not 0 <= stream < self.num_streams:
             raise ValueError(f"stream must lie in [0, {self.num_streams}), got {stream}")
@@ -165,7 +191,7 @@ class SequenceIndex:
             stream,
             voids_rewards=self.rule.voids_rewards,
         )
-        return SequenceState(ledger, trajectory), slot
+        return SequenceState(ledger, trajectory), slot, placement.slot
 
     def draw(self, state: SequenceState, num: int, key: Key, weight: Array | None = None) -> Draw:
         """Complete windows, uniform among their starts or in proportion to `weight` [C]."""
@@ -174,6 +200,14 @@ class SequenceIndex:
             starts = _draw_marked(complete, num, key)
         else:
             starts = _draw_weighted(jnp.where(complete, weight, 0), num, key)
+        return self.find(state, starts)
+
+    def drawable(self, state: SequenceState) -> Array:
+        """The starts whose window is complete."""
+        return state.trajectory.complete
+
+    def find(self, state: SequenceState, starts: Array) -> Draw:
+        """The steps of their windows."""
         slots = state.trajectory.window[starts]
         return Draw(starts, slots, state.trajectory.known[slots])
 

@@ -71,7 +71,8 @@ def record(
         clock=ledger.clock + is_counted,
         evictions=ledger.evictions + (slot < ledger.size),
         overflow=ledger.overflow + (placement.overflow & is_counted),
-        near_total=jnp.stack([digits[0] + digits[1] // DIGIT, digits[1] % DIGIT]),
+        # No stack: under vmap that is two more kernels a step.
+        near_total=jnp.where(jnp.arange(2) == 0, digits[0] + digits[1] // DIGIT, digits[1] % DIGIT),
     )
 
 

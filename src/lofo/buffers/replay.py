@@ -15,7 +15,7 @@ class ReplayState(NamedTuple):
     """Everything that a replay buffer remembers."""
 
     index: Tree
-    rows: Tree  # leaves [T, ...]
+    rows: Tree  # the storage's own form: `Replay.items` gives leaves [T, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -47,11 +47,24 @@ class Replay:
         stream: Array | int = 0,
     ) -> ReplayState:
         """The buffer with one more item, and perhaps one less."""
-        add = (
-            functools.partial(_add_compiled, self.index) if self.storage.is_host else self.index.add
+        return self.place(state, item, embedding, key, is_start=is_start, stream=stream)[0]
+
+    def place(
+        self,
+        state: ReplayState,
+        item: Tree,
+        embedding: Array | None = None,
+        key: Key | None = None,
+        **step: Any,
+    ) -> tuple[ReplayState, Array]:
+        """The same, and the ledger row the item took: for samplers, who keep a book of rows."""
+        place = (
+            functools.partial(_place_compiled, self.index)
+            if self.storage.is_host
+            else self.index.place
         )
-        index, slot = add(state.index, embedding, key, is_start=is_start, stream=stream)
-        return ReplayState(index, self.storage.write(state.rows, slot, item))
+        index, slot, start = place(state.index, embedding, key, **step)
+        return ReplayState(index, self.storage.write(state.rows, slot, item)), start
 
     def sample(self, state: ReplayState, num: int, key: Key, weight: Array | None = None) -> Batch:
         """A batch, drawn uniformly or in proportion to a weight for each ledger row."""
@@ -63,8 +76,18 @@ class Replay:
             if self.storage.is_host
             else self.index.draw
         )
-        starts, slots, known = draw(state.index, num, key, weight)
-        return Batch(self.storage.read(state.rows, slots), known, starts)
+        return self._read(state, draw(state.index, num, key, weight))
+
+    def read(self, state: ReplayState, starts: Array) -> Batch:
+        """The batch of ledger rows that were drawn elsewhere."""
+        return self._read(state, self.index.find(state.index, starts))
+
+    def _read(self, state: ReplayState, drawn: Draw) -> Batch:
+        return Batch(self.storage.read(state.rows, drawn.slots), drawn.known, drawn.starts)
+
+    def items(self, state: ReplayState) -> Tree:
+        """What the slots hold [num_slots, ...]; those that nobody has hold remains."""
+        return self.storage.items(state.rows)
 
     def can_sample(self, state: ReplayState) -> Array:
         """Whether there is anything to draw; within jit, sampling before that gives nonsense."""
@@ -76,10 +99,10 @@ class Replay:
 
 
 @functools.partial(jax.jit, donate_argnums=1)
-def _add_compiled(
+def _place_compiled(
     index: Index, state: Tree, embedding: Array | None, key: Key | None, **step: Any
-) -> tuple[Tree, Array]:
-    return index.add(state, embedding, key, **step)
+) -> tuple[Tree, Array, Array]:
+    return index.place(state, embedding, key, **step)
 
 
 @functools.partial(jax.jit, static_argnums=2)

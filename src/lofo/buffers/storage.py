@@ -1,7 +1,8 @@
 """What is held: the payload, on the device or in the host's memory; dtypes are kept."""
 
 import dataclasses
-from typing import ClassVar, Protocol
+import math
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,27 +25,61 @@ class Storage(Protocol):
     def read(self, rows: Tree, slots: Array) -> Tree:
         """The items in the slots."""
 
+    def items(self, rows: Tree) -> Tree:
+        """The items in all slots, also those of slots that nobody has."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """Rows of 32-bit words, and how to read them."""
+
+    words: Array  # [T, W] uint32
+    structure: Any = dataclasses.field(metadata={"static": True})
+    leaves: tuple[tuple[tuple[int, ...], Any], ...] = dataclasses.field(metadata={"static": True})
+
+    def items(self, words: Array) -> Tree:
+        """The items that some words [..., W] stand for."""
+        items, start = [], 0
+        for shape, dtype in self.leaves:
+            size = _num_words(shape, dtype)
+            items.append(_from_words(words[..., start : start + size], shape, dtype))
+            start += size
+        return jax.tree.unflatten(self.structure, items)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DeviceStorage:
-    """Payload beside the decision, inside `jit`."""
+    """Payload beside the decision, inside `jit`.
+
+    An item is one row of words, so one scatter and one gather, however many leaves it has: on a
+    GPU, a kernel for each leaf of each buffer was a third of a step's launches.
+    """
 
     is_host: ClassVar[bool] = False
 
-    def init(self, num_slots: int, example: Tree) -> Tree:
+    def init(self, num_slots: int, example: Tree) -> PackedRows:
         """Zeros on the device."""
-        return jax.tree.map(
-            lambda x: jnp.zeros((num_slots, *jnp.shape(x)), jnp.result_type(x)), example
-        )
+        leaves, structure = jax.tree.flatten(example)
+        kinds = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        width = sum(_num_words(*kind) for kind in kinds)
+        return PackedRows(jnp.zeros((num_slots, width), jnp.uint32), structure, kinds)
 
-    def write(self, rows: Tree, slot: Array, item: Tree) -> Tree:
-        """One scatter a leaf; a refused item is dropped by it."""
-        return jax.tree.map(lambda row, x: row.at[slot].set(x, mode="drop"), rows, item)
+    def write(self, rows: PackedRows, slot: Array, item: Tree) -> PackedRows:
+        """One scatter; a refused item is dropped by it."""
+        kinds = zip(jax.tree.leaves(item), rows.leaves, strict=True)
+        words = jnp.concatenate([_to_words(jnp.asarray(x, kind[1])) for x, kind in kinds])
+        new = rows.words.at[slot].set(words, mode="drop")
+        return dataclasses.replace(rows, words=new)
 
-    def read(self, rows: Tree, slots: Array) -> Tree:
-        """One gather a leaf."""
-        return jax.tree.map(lambda row: row[slots], rows)
+    def read(self, rows: PackedRows, slots: Array) -> Tree:
+        """One gather."""
+        return rows.items(rows.words[slots])
+
+    def items(self, rows: PackedRows) -> Tree:
+        """Every row, unpacked."""
+        return rows.items(rows.words)
 
 
 @jax.tree_util.register_dataclass
@@ -74,3 +109,29 @@ class HostStorage:
     def read(self, rows: Tree, slots: Array) -> Tree:
         """Copies of the rows."""
         return jax.tree.map(lambda row: row[np.asarray(slots)], rows)
+
+    def items(self, rows: Tree) -> Tree:
+        """The rows as they are."""
+        return rows
+
+
+def _num_words(shape: tuple[int, ...], dtype: Any) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // 4)
+
+
+def _to_words(x: Array) -> Array:
+    """The bits of an array as a vector of words, the last one filled up with zeros."""
+    flat = x.ravel().astype(jnp.uint8) if jnp.issubdtype(x.dtype, bool) else x.ravel()
+    per_word = 4 // flat.dtype.itemsize
+    if per_word == 1:
+        return jax.lax.bitcast_convert_type(flat, jnp.uint32)
+    padded = jnp.pad(flat, (0, -flat.size % per_word)).reshape(-1, per_word)
+    return jax.lax.bitcast_convert_type(padded, jnp.uint32)
+
+
+def _from_words(words: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Arrays of that kind, one for each vector of words."""
+    stored = jnp.uint8 if jnp.issubdtype(dtype, bool) else dtype
+    flat = jax.lax.bitcast_convert_type(words, stored)
+    flat = flat.reshape(*words.shape[:-1], -1)[..., : math.prod(shape)]
+    return flat.reshape(*words.shape[:-1], *shape).astype(dtype)

@@ -3,20 +3,25 @@
 from lofo.experiments.evaluation import evaluate
 from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule, shorten
 from lofo.experiments.pack import Pack
-from lofo.experiments.paper import DEMO, REGISTRY, find
+from lofo.experiments.paper import DEMO, REGISTRY, SWEEPS, find, find_all
 from lofo.experiments.runner import Event, run
+from lofo.experiments.sweeps import Axis, Sweep
 
 __all__ = [
     "DEMO",
     "REGISTRY",
+    "SWEEPS",
+    "Axis",
     "Buffer",
     "Event",
     "Experiment",
     "Pack",
     "Phase",
     "Schedule",
+    "Sweep",
     "evaluate",
     "find",
+    "find_all",
     "run",
     "shorten",
 ]

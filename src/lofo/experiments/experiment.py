@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lofo.agents import Agent
-from lofo.buffers import Fifo, Local, Replay, Reservoir, TransitionIndex
+from lofo.buffers import Fifo, Local, Replay, Reservoir, Sampler, TransitionIndex, Uniform
 from lofo.buffers.forgetting import Forgetting
 from lofo.environments import Environment
 from lofo.locality import Locality
@@ -34,13 +34,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Buffer:
-    """What is remembered, and by which rule it is forgotten."""
+    """What is remembered, by which rule it is forgotten, and what of it is drawn."""
 
     name: str  # as figures call it
     rule: Forgetting
     capacity: int
     locality: Locality | None = None
     locality_steps: int = 0  # random steps that fit the locality: neither counted nor stored
+    sampler: Sampler = Uniform()
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -91,6 +92,11 @@ class Experiment:
         own, true = getattr(self.agent, "discount", None), self.environment.spec.discount
         if own not in (None, true):
             raise LofoError(f"the agent discounts by {own}, the world by {true}: make them agree")
+        if self.buffer.sampler.needs_errors and not hasattr(self.agent, "errors"):
+            raise LofoError(
+                f"{self.buffer.sampler} asks what the agent has wrong, but "
+                f"{type(self.agent).__name__} has no method `errors`"
+            )
         self._check_counts()
 
     def _check_counts(self) -> None:

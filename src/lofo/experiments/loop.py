@@ -5,21 +5,20 @@ update run over all runs at once; only the buffers differ from experiment to exp
 Keys are folded from (seed, step), so a resumed run draws what an unbroken one would have drawn.
 """
 
-from collections.abc import Callable
 from functools import partial
 from inspect import unwrap
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lofo.buffers import Uniform
 from lofo.buffers.replay import ReplayState
 from lofo.environments import Task
 from lofo.experiments.evaluation import evaluate
 from lofo.experiments.experiment import Buffer
+from lofo.experiments.fitting import outline_localities
 from lofo.experiments.pack import NEVER, Pack, Runs, StepKeys, Streams, Tally
 from lofo.experiments.probes import describe_buffer, draw_maps, probe_model
-from lofo.locality import Pairs, diagnose
 from lofo.types import Array, Batch, Key, LofoError, Metrics, Transition, Tree
 
 
@@ -46,14 +45,18 @@ def init(pack: Pack, localities: tuple[Tree, ...]) -> Runs:
     code = jnp.zeros(environment.spec.code_shape, environment.spec.code_dtype)
     action = jnp.zeros((), jnp.int32)
     example = Transition(code, action, jnp.float32(0), jnp.zeros((), bool), code)
-    replays = tuple(
+    memory = tuple(
         jax.tree.map(
             lambda x: jnp.broadcast_to(x, (pack.num_seeds, *x.shape)),
-            buffer.replay.init(example, buffer.embedding_size),
+            (
+                buffer.replay.init(example, buffer.embedding_size),
+                buffer.sampler.init(buffer.capacity),
+            ),
         )
         for buffer in pack.buffers
     )
-    return Runs(agents, worlds, codes, memories, replays, localities, streams)
+    replays, samplers = zip(*memory, strict=True)
+    return Runs(agents, worlds, codes, memories, replays, samplers, localities, streams)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -81,15 +84,18 @@ def advance(
             )
         if is_warmup:
             return runs, tally
-        agents, metrics = _update(pack, runs, step)
-        return runs._replace(agents=agents), _count(tally, metrics, step + per_cycle)
+        runs, metrics = _update(pack, runs, step)
+        return runs, _count(tally, metrics, step + per_cycle)
 
-    tally = Tally({}, {}) if is_warmup else _empty_tally(pack, runs)
-    return jax.lax.fori_loop(0, num_cycles, body, (runs, tally))
+    if is_warmup:
+        return jax.lax.fori_loop(0, num_cycles, body, (runs, Tally({}, {})))
+    runs = pack.enter(runs)
+    runs, tally = jax.lax.fori_loop(0, num_cycles, body, (runs, _empty_tally(pack, runs)))
+    return pack.leave(runs), tally
 
 
 def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) -> Runs:
-    environment, agent = pack.lead.environment, pack.lead.agent
+    environment, agent = pack.lead.environment, pack.learner
     keys = pack.tile(_step_keys(runs.streams, step))
     observations = environment.decode(runs.codes)
     if is_random:
@@ -103,45 +109,71 @@ def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) 
     items = Transition(runs.codes, actions, answer.reward, answer.terminated, answer.successor)
     ended = answer.terminated | answer.truncated
     memories = _where(ended, _begin(pack, runs.codes), memories)
-    replays = tuple(
+    memory = tuple(
         _remember(
             buffer,
-            runs.replays[k],
+            (runs.replays[k], runs.samplers[k]),
             runs.localities[k],
             *pack.part((items, observations, keys.add), k),
         )
         for k, buffer in enumerate(pack.buffers)
     )
+    replays, samplers = zip(*memory, strict=True)
     return runs._replace(
-        worlds=worlds, codes=answer.observation, memories=memories, replays=replays
+        worlds=worlds,
+        codes=answer.observation,
+        memories=memories,
+        replays=replays,
+        samplers=samplers,
     )
 
 
 def _remember(
-    buffer: Buffer, replay: ReplayState, locality: Tree, items: Tree, observations: Array, keys: Key
-) -> ReplayState:
-    if not buffer.embedding_size:
-        return jax.vmap(lambda s, i, k: buffer.replay.add(s, i, None, k))(replay, items, keys)
-    assert buffer.locality is not None
-    embeddings = jax.vmap(buffer.locality.embed)(locality, observations)
-    return jax.vmap(buffer.replay.add)(replay, items, embeddings, keys)
+    buffer: Buffer,
+    memory: tuple[ReplayState, Tree],
+    locality: Tree,
+    items: Transition,
+    observations: Array,
+    keys: Key,
+) -> tuple[ReplayState, Tree]:
+    replay, sampler = memory
+    if buffer.embedding_size:
+        assert buffer.locality is not None
+        embeddings = jax.vmap(buffer.locality.embed)(locality, observations)
+        replay, starts = jax.vmap(buffer.replay.place)(replay, items, embeddings, keys)
+    else:
+        place = jax.vmap(lambda s, i, k: buffer.replay.place(s, i, None, k))
+        replay, starts = place(replay, items, keys)
+    return replay, jax.vmap(buffer.sampler.add)(sampler, starts, items.reward)
 
 
-def _update(pack: Pack, runs: Runs, step: Array) -> tuple[Tree, Metrics]:
-    agent = pack.lead.agent
+def _update(pack: Pack, runs: Runs, step: Array) -> tuple[Runs, Metrics]:
+    agent = pack.learner
     keys = _step_keys(runs.streams, step)
     sampled = [
-        jax.vmap(partial(_sample, pack, buffer))(runs.replays[k], keys.sample)
+        jax.vmap(partial(_sample, pack, buffer))(runs.replays[k], runs.samplers[k], keys.sample)
         for k, buffer in enumerate(pack.buffers)
     ]
     batches = jax.tree.map(lambda *x: jnp.concatenate(x), *sampled)
-    return jax.vmap(agent.update)(runs.agents, batches, pack.tile(keys.update))
+    agents, metrics = jax.vmap(agent.update)(runs.agents, batches, pack.tile(keys.update))
+    samplers = tuple(
+        _learn_errors(pack, buffer, pack.part(agents, k), runs.samplers[k], sampled[k])
+        for k, buffer in enumerate(pack.buffers)
+    )
+    return runs._replace(agents=agents, samplers=samplers), metrics
 
 
-def _sample(pack: Pack, buffer: Buffer, replay: ReplayState, key: Key) -> Batch:
-    """All batches of one update in one draw."""
-    num_batches, batch_size, _ = pack.lead.agent.appetite
-    batch = buffer.replay.sample(replay, num_batches * batch_size, key)
+def _sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key: Key) -> Batch:
+    """All batches of one update: one draw, or one by the sampler and one uniform."""
+    num_batches, batch_size = pack.lead.agent.appetite[:2]
+    num, num_chosen = num_batches * batch_size, _num_chosen(pack) * batch_size
+    if isinstance(buffer.sampler, Uniform) or num_chosen == num:
+        batch = buffer.sampler.sample(sampler, buffer.replay, replay, num, key)
+    else:
+        key_chosen, key_rest = jax.random.split(key)
+        chosen = buffer.sampler.sample(sampler, buffer.replay, replay, num_chosen, key_chosen)
+        rest = buffer.replay.sample(replay, num - num_chosen, key_rest)
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), chosen, rest)
     batch = jax.tree.map(lambda x: x.reshape(num_batches, batch_size, *x.shape[1:]), batch)
     decode = pack.lead.environment.decode
     items = batch.items._replace(
@@ -149,6 +181,21 @@ def _sample(pack: Pack, buffer: Buffer, replay: ReplayState, key: Key) -> Batch:
         next_observation=decode(batch.items.next_observation),
     )
     return batch._replace(items=items)
+
+
+def _learn_errors(pack: Pack, buffer: Buffer, agents: Tree, sampler: Tree, batches: Batch) -> Tree:
+    """Tells the sampler what the agent, after its update, has wrong in the chosen batches."""
+    if not buffer.sampler.needs_errors:
+        return sampler
+    chosen = jax.tree.map(lambda x: x[:, : _num_chosen(pack)], batches)
+    errors = jax.vmap(pack.learner.errors)(agents, chosen)
+    starts, errors = (x.reshape(pack.num_seeds, -1) for x in (chosen.starts, errors))
+    return jax.vmap(buffer.sampler.learn)(sampler, starts, errors)
+
+
+def _num_chosen(pack: Pack) -> int:
+    appetite = pack.lead.agent.appetite
+    return appetite.num_batches if appetite.num_chosen is None else appetite.num_chosen
 
 
 @partial(jax.jit, static_argnums=0)
@@ -177,78 +224,12 @@ def picture(pack: Pack, runs: Runs, task: Task) -> Metrics:
     """What the buffers cover and what the models predict, as maps [R, ...]."""
     environment, agent = pack.lead.environment, pack.lead.agent
     parts = [
-        jax.vmap(lambda a, s: draw_maps(environment, agent, a, s, task))(
-            pack.part(runs.agents, k), runs.replays[k]
-        )
-        for k in range(len(pack.buffers))
+        jax.vmap(
+            lambda a, s, r=b.replay: draw_maps(environment, agent, a, r.items(s), s.index, task)
+        )(pack.part(runs.agents, k), runs.replays[k])
+        for k, b in enumerate(pack.buffers)
     ]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-
-
-def fit_localities(pack: Pack, announce: Callable[[str], None]) -> tuple[Any, list[Metrics]]:
-    """Fits each buffer's locality on random trajectories of phase 1, one for every seed.
-
-    Buffers with the same locality share one fit.
-    """
-    fitted: dict[Any, tuple[Tree, Metrics]] = {}
-    for buffer in pack.buffers:
-        recipe = buffer.locality, buffer.locality_steps
-        if buffer.embedding_size and recipe not in fitted:
-            if buffer.locality_steps:
-                announce(f"fitting the locality of {buffer.name}")
-            fitted[recipe] = jax.block_until_ready(_fit(pack, buffer))
-    nothing: tuple[Tree, Metrics] = ((), {})
-    results = [fitted.get((b.locality, b.locality_steps), nothing) for b in pack.buffers]
-    return tuple(params for params, _ in results), [metrics for _, metrics in results]
-
-
-def outline_localities(pack: Pack) -> tuple[Tree, ...]:
-    """What `fit_localities` would give, as zeros: for shapes only."""
-    outlines = [
-        jax.eval_shape(lambda b=b: _fit(pack, b)[0]) if b.embedding_size else ()
-        for b in pack.buffers
-    ]
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tuple(outlines))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _fit(pack: Pack, buffer: Buffer) -> tuple[Tree, Metrics]:
-    locality = buffer.locality
-    assert locality is not None
-
-    def fit(key: Key) -> tuple[Tree, Metrics]:
-        key_init, key_collect, key_fit, key_diagnose = jax.random.split(key, 4)
-        params = locality.init(key_init)
-        if not buffer.locality_steps:
-            return params, {}
-        pairs = collect_pairs(pack, buffer.locality_steps, key_collect)
-        params, metrics = locality.fit(params, pairs, key_fit)
-        return params, metrics | diagnose(locality, params, pairs, key_diagnose)
-
-    return jax.vmap(fit)(pack.streams.locality)
-
-
-def collect_pairs(pack: Pack, num_steps: int, key: Key) -> Pairs:
-    """Random trajectories of phase 1, as pairs of states one action apart."""
-    environment = pack.lead.environment
-    task = environment.train_task(1)
-    key_reset, key_run = jax.random.split(key)
-
-    def step(carry: Tree, key: Key) -> tuple[Tree, tuple[Array, Array]]:
-        world, code = carry
-        key_act, key_env = jax.random.split(key)
-        action = jax.random.randint(key_act, (), 0, environment.spec.num_actions, jnp.int32)
-        world, answer = environment.step(task, world, action, key_env)
-        return (world, answer.observation), (code, answer.successor)
-
-    carry = environment.reset(task, key_reset)
-    _, (codes, successors) = jax.lax.scan(step, carry, jax.random.split(key_run, num_steps))
-    all_codes = environment.codes()
-    if all_codes is not None:  # few distinct states: the code is the row of the table
-        return Pairs(environment.decode(all_codes), codes, successors)
-    count = jnp.arange(num_steps, dtype=jnp.int32)
-    table = environment.decode(jnp.concatenate([codes, successors]))
-    return Pairs(table, count, count + num_steps)
 
 
 def _reset(pack: Pack, streams: Streams, task: Task, step: Array | int) -> tuple[Tree, Array]:

@@ -4,12 +4,13 @@ Runs are ordered by experiment, then by seed, so run `k * num_seeds + i` is seed
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lofo.agents import on_chip
 from lofo.buffers.replay import ReplayState
 from lofo.experiments.experiment import Buffer, Experiment
 from lofo.types import Array, Key, LofoError, Metrics, Tree
@@ -25,6 +26,7 @@ class Runs(NamedTuple):
     codes: Array  # [R, ...] what to act on next
     memories: Tree  # leaves [R, ...]
     replays: tuple[ReplayState, ...]  # K of them, leaves [S, ...]
+    samplers: tuple[Tree, ...]  # K of them, leaves [S, ...]
     localities: tuple[Tree, ...]  # K of them, leaves [S, ...]
     streams: "Streams"
 
@@ -94,6 +96,21 @@ class Pack:
         """The sources of randomness: a function of the seeds alone."""
         roots = jnp.stack([jax.random.PRNGKey(seed) for seed in self.lead.seeds])
         return Streams(*jax.vmap(lambda k: jax.random.split(k, 4), out_axes=1)(roots))
+
+    @property
+    def learner(self) -> Any:
+        """The agent in the form that learns fastest on this device."""
+        return on_chip(self.lead.agent) or self.lead.agent
+
+    def enter(self, runs: Runs) -> Runs:
+        """The runs with their agents in that form."""
+        learner = on_chip(self.lead.agent)
+        return runs._replace(agents=jax.vmap(learner.enter)(runs.agents)) if learner else runs
+
+    def leave(self, runs: Runs) -> Runs:
+        """The runs with their agents as everything else knows them."""
+        learner = on_chip(self.lead.agent)
+        return runs._replace(agents=jax.vmap(learner.leave)(runs.agents)) if learner else runs
 
     def tile(self, per_seed: Tree) -> Tree:
         """What each seed has, for every run."""

@@ -1,16 +1,17 @@
 """Every run of the paper by name; a number of the paper lives here and nowhere else.
 
-`REGISTRY` maps an id such as `mountaincar/dyna_q/lofo` to its experiment. An experiment is an
-object, not a string of options: change a copy with `dataclasses.replace`.
+`REGISTRY` maps an id such as `mountaincar/dyna_q/lofo` to its experiment, `SWEEPS` an id to many.
+An experiment is an object, not a string of options: change a copy with `dataclasses.replace`.
 """
 
 from dataclasses import replace
 
 from lofo.agents import DynaQ
-from lofo.buffers import Fifo, Local, Reservoir
+from lofo.buffers import ByError, ByReward, Fifo, Local, Reservoir
 from lofo.environments import MiniGrid, MountainCar
 from lofo.environments.mountaincar import HIGH, LOW
 from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule
+from lofo.experiments.sweeps import Axis, Sweep
 from lofo.locality import Contrastive, Handcrafted
 from lofo.networks import IDENTITY, MLP, Chain, Rescale, linear
 from lofo.types import LofoError
@@ -45,6 +46,14 @@ MOUNTAINCAR_BUFFERS = {
     "fifo-3e4": ("main curves", Buffer("FIFO 3e4", Fifo(), 30_000)),
     "reservoir-3e4": ("reservoir curves", Buffer("Reservoir 3e4", Reservoir(), 30_000)),
     "reservoir-3e5": ("reservoir curves", Buffer("Reservoir 3e5", Reservoir(), 300_000)),
+}
+# Sampling on top of forgetting: the paper calls such methods complementary, and runs none.
+_LOFO = MOUNTAINCAR_BUFFERS["lofo"][1]
+_FIFO = MOUNTAINCAR_BUFFERS["fifo-4.5e6"][1]
+MOUNTAINCAR_SAMPLERS = {
+    "lofo-by_error": replace(_LOFO, name="LoFo by error", sampler=ByError()),
+    "lofo-by_reward": replace(_LOFO, name="LoFo by reward", sampler=ByReward()),
+    "fifo-4.5e6-by_reward": replace(_FIFO, name="FIFO 4.5e6 by reward", sampler=ByReward()),
 }
 # Other readings of what the paper leaves open, each beside the default.
 MOUNTAINCAR_READINGS = {
@@ -115,7 +124,6 @@ def _demo(name: str, buffer: Buffer) -> Experiment:
 
 
 DEMO = tuple(_demo(name, buffer) for name, buffer in DEMO_BUFFERS.items())
-_LOFO = MOUNTAINCAR_BUFFERS["lofo"][1]
 REGISTRY: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (
@@ -128,13 +136,50 @@ REGISTRY: dict[str, Experiment] = {
             _mountaincar(name, "none: another reading of a gap", agent, _LOFO)
             for name, agent in MOUNTAINCAR_READINGS.items()
         ),
+        *(
+            _mountaincar(name, "none: sampling on top of forgetting", MOUNTAINCAR_AGENT, buffer)
+            for name, buffer in MOUNTAINCAR_SAMPLERS.items()
+        ),
+    )
+}
+
+# What the paper searched for its tables. Here beta is the larger and the radius the smaller of the
+# two in the base, so of all settings with limit 1 the base is the one that holds most.
+SWEEPS: dict[str, Sweep] = {
+    sweep.id: sweep
+    for sweep in (
+        Sweep(
+            id="mountaincar/dyna_q/search",
+            figure="none: the search behind the tables",
+            base="mountaincar/dyna_q/lofo",
+            axes=(
+                Axis("beta", "locality.negative_target", (1.0, 10.0)),
+                Axis("radius", "rule.radius", (0.01, 0.005)),
+                Axis("limit", "rule.limit", (1, 2, 5, 10)),
+            ),
+        ),
     )
 }
 
 
 def find(run_id: str) -> Experiment:
     """The experiment of that name."""
-    if run_id not in REGISTRY:
-        near = [known for known in REGISTRY if run_id in known] or list(REGISTRY)
-        raise LofoError(f"no run is called {run_id!r}; there are: {', '.join(near)}")
-    return REGISTRY[run_id]
+    found = find_all(run_id)
+    if len(found) > 1:
+        raise LofoError(f"{run_id} names {len(found)} runs; one of them is {found[0].id}")
+    return found[0]
+
+
+def find_all(name: str) -> tuple[Experiment, ...]:
+    """The experiment of that name, or all experiments of the sweep of that name."""
+    if name in REGISTRY:
+        return (REGISTRY[name],)
+    for sweep in SWEEPS.values():
+        experiments = sweep.expand(REGISTRY[sweep.base])
+        if name == sweep.id:
+            return experiments
+        if named := tuple(e for e in experiments if e.id == name):
+            return named
+    known = [*REGISTRY, *SWEEPS]
+    near = [run_id for run_id in known if name in run_id] or known
+    raise LofoError(f"no run is called {name!r}; there are: {', '.join(near)}")

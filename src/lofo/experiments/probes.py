@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from lofo.agents import Agent
-from lofo.buffers import Replay
+from lofo.buffers import Ledger, Replay
 from lofo.buffers.replay import ReplayState
 from lofo.environments import Environment, Task
-from lofo.types import Array, Metrics, Tree
+from lofo.types import Array, Metrics, Transition, Tree
 
 
 def probe_model(environment: Environment, agent: Agent, state: Tree, task: Task) -> Metrics:
@@ -44,7 +44,7 @@ def probe_model(environment: Environment, agent: Agent, state: Tree, task: Task)
 def describe_buffer(replay: Replay, state: ReplayState, task: Task) -> Metrics:
     """How full the buffer is, and how many of its rewards the present task could not pay."""
     metrics = replay.metrics(state)
-    rows = state.rows
+    rows = replay.items(state)
     live = jnp.arange(len(rows.reward)) < metrics["size"]
     payable = (rows.reward == task.reward_t1) | (rows.reward == task.reward_t2)
     is_t2 = rows.reward == task.reward_t2
@@ -59,14 +59,18 @@ def describe_buffer(replay: Replay, state: ReplayState, task: Task) -> Metrics:
 
 
 def draw_maps(
-    environment: Environment, agent: Agent, state: Tree, replay: ReplayState, task: Task
+    environment: Environment,
+    agent: Agent,
+    state: Tree,
+    items: Transition,
+    ledger: Ledger,
+    task: Task,
 ) -> Metrics:
     """The buffer's coverage and predicted beside true reward, over the cells of the chart."""
     chart = environment.chart()
-    live = jnp.arange(len(replay.rows.reward)) < replay.index.size
-    cells = environment.cell(replay.rows.observation)
+    cells = environment.cell(items.observation)
     num_cells = chart.shape[0] * chart.shape[1]
-    coverage = jnp.zeros(num_cells, jnp.int32).at[cells].add(live.astype(jnp.int32))
+    coverage = jnp.zeros(num_cells, jnp.int32).at[cells].add(ledger.live.astype(jnp.int32))
     maps = {"coverage": coverage.reshape(chart.shape)}
     if not hasattr(agent, "predict"):
         return maps

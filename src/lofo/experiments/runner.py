@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.experiments import checkpoint, loop
+from lofo.experiments import checkpoint, fitting, loop
 from lofo.experiments.experiment import configuration
 from lofo.experiments.pack import NEVER, Pack, Runs, Tally
 from lofo.experiments.provenance import provenance
@@ -99,7 +99,7 @@ class _Execution:
             raise LofoError(
                 f"{self.folder} holds rows but no checkpoint: move them or choose another --out"
             )
-        localities, metrics = loop.fit_localities(
+        localities, metrics = fitting.fit_localities(
             self.pack, lambda message: self.watch(Event(message, 0, self.pack.num_steps))
         )
         runs = loop.init(self.pack, localities)
@@ -114,7 +114,7 @@ class _Execution:
         return runs, recorder
 
     def _resume(self, manifest: dict[str, Any], step: int) -> tuple[Runs, Recorder]:
-        like = jax.eval_shape(lambda: loop.init(self.pack, loop.outline_localities(self.pack)))
+        like = jax.eval_shape(lambda: loop.init(self.pack, fitting.outline_localities(self.pack)))
         runs = jax.tree.map(jnp.asarray, checkpoint.load(self.folder, like))
         recorder = Recorder(self.folder, manifest["rows_length"])
         recorder.write_header(self._header(step))
@@ -206,8 +206,14 @@ class _Execution:
     def _draw(self, runs: Runs, block: Block, recorder: Recorder) -> None:
         task = self.pack.lead.environment.train_task(block.phase)
         maps = jax.tree.map(np.asarray, loop.picture(self.pack, runs, task))
-        chart = self.pack.lead.environment.chart()
-        frame = {"extent": np.asarray(chart.extent), "axes": np.asarray(chart.axes)}
+        environment = self.pack.lead.environment
+        chart = environment.chart()
+        in_zone = jax.vmap(environment.in_t1_zone)(chart.states)  # as many looks at every cell
+        frame = {
+            "extent": np.asarray(chart.extent),
+            "axes": np.asarray(chart.axes),
+            "t1_zone": np.asarray(in_zone).reshape(*chart.shape, -1).any(-1),
+        }
         for k, experiment in enumerate(self.pack.experiments):
             name = f"{experiment.id.replace('/', '-')}-phase{block.phase}"
             file = write_arrays(self.folder, name, self.pack.part(maps, k) | frame)

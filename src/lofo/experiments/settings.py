@@ -3,7 +3,7 @@
 from typing import Any
 
 from lofo.agents import DynaQ
-from lofo.buffers import Local
+from lofo.buffers import ByError, ByReward, Local, Sampler, Uniform
 from lofo.experiments.experiment import Experiment
 from lofo.locality import Contrastive, Handcrafted
 from lofo.networks import CNN, MLP, Chain
@@ -41,7 +41,10 @@ def _setup(experiment: Experiment) -> Section:
 
 def _buffer(experiment: Experiment) -> Section:
     buffer = experiment.buffer
-    entries: list[tuple[str, Any]] = [("Capacity", f"{buffer.capacity:,}")]
+    entries: list[tuple[str, Any]] = [
+        ("Capacity", f"{buffer.capacity:,}"),
+        ("Sampling of what teaches the model", sampler_words(buffer.sampler)),
+    ]
     if isinstance(buffer.rule, Local):
         entries += [
             ("D_local (radius)", buffer.rule.radius),
@@ -79,6 +82,17 @@ def _dyna_q(agent: DynaQ) -> Section:
         ("Action input", "one-hot" if agent.one_hot_action else "one scalar"),
         ("Dynamics output", "successor" if agent.direct_dynamics else "change of state"),
     ]
+
+
+def sampler_words(sampler: Sampler) -> str:
+    """`by model error, exponent 0.6, floor 0.001`: a sampler and its numbers."""
+    if isinstance(sampler, Uniform):
+        return "uniform"
+    if isinstance(sampler, ByError):
+        return f"by model error, exponent {sampler.exponent:g}, floor {sampler.floor:g}"
+    if isinstance(sampler, ByReward):
+        return f"by reward, share {sampler.share:g}"
+    return str(sampler)
 
 
 def network_words(network: Any) -> str:

@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lofo.reports.summary import Summary, as_json, summarise, verdict_table
+from lofo.reports.summary import Summary, as_json, summarise
+from lofo.reports.tables import adaptation_table, verdict_table
 
 if TYPE_CHECKING:
     from lofo.reports.curves import draw_curves, draw_diagnostics
@@ -20,6 +21,7 @@ _DRAWING = {
 
 __all__ = [
     "Summary",
+    "adaptation_table",
     "as_json",
     "draw_curves",
     "draw_diagnostics",

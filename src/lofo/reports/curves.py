@@ -1,9 +1,8 @@
 """Learning curves, and what model and buffer held while they were learned."""
 
 from collections.abc import Iterable, Sequence
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,26 +11,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lofo.reports.runs import TRUE_REWARDS, Run, compact, load
+from lofo.reports.names import compact
+from lofo.reports.runs import TRUE_REWARDS, Key, Run, choose, load
+from lofo.reports.styles import Style, by_world, family, styles
 
 DOTS_PER_INCH = 150
-# Okabe and Ito's colours, safe for colour-blind readers; local forgetting is always blue first.
-COLOURS = {
-    "Local": ("#0072B2", "#56B4E9", "#1B2F6B", "#7A6FC7"),
-    "Fifo": ("#D55E00", "#E69F00", "#CC79A7", "#8C4A1F"),
-    "Reservoir": ("#009E73", "#6B8E23", "#44AA99", "#117733"),
-}
-OTHER_COLOURS = ("#CC79A7", "#882255", "#F0E442", "#999933")
-LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (7, 2)))
-FIRST_LINE = {"Local": 0, "Fifo": 1, "Reservoir": 4}
 GREY = "#6E6E6E"
-
-
-class Style(NamedTuple):
-    """How a run is drawn, the same in every panel."""
-
-    color: str
-    linestyle: Any
+MOST_POINTS = 120  # of a curve; more evaluations than that are averaged in groups
 
 
 class Panel(NamedTuple):
@@ -52,14 +38,19 @@ PANELS = (
 )
 
 
-def draw_curves(folders: Iterable[Path], path: Path) -> Path:
-    """Draws the evaluation return over training, one panel for each world."""
-    return save(plot_curves(load(folders)), path)
+def draw_curves(folders: Iterable[Path], path: Path, only: Sequence[str] = ()) -> Path:
+    """Draws the evaluation return over training, one panel for each world and length.
+
+    `only` chooses runs by patterns of their ids; they keep the colours they have among all.
+    """
+    everyone = load(folders)
+    return save(plot_curves(choose(everyone, only), styles(everyone)), path)
 
 
-def draw_diagnostics(folders: Iterable[Path], path: Path) -> Path:
+def draw_diagnostics(folders: Iterable[Path], path: Path, only: Sequence[str] = ()) -> Path:
     """Draws what the model predicts and the buffer holds over training."""
-    return save(plot_diagnostics(load(folders)), path)
+    everyone = load(folders)
+    return save(plot_diagnostics(choose(everyone, only), styles(everyone)), path)
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -79,65 +70,44 @@ def spell_out(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def by_world(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each panel."""
-    worlds: dict[str, list[Run]] = {}
-    for run in runs:
-        worlds.setdefault(run.world, []).append(run)
-    return worlds
-
-
-def styles(runs: Sequence[Run]) -> dict[str, Style]:
-    """A colour and a line for each run: a buffer of one name looks the same in every world."""
-    numbers: dict[tuple[str, str], int] = {}
-    for own in by_world(runs).values():
-        keys = [(_kind(run), run.name) for run in own]
-        for key in keys:
-            taken = {numbers[k] for k in keys if k in numbers and k[0] == key[0]}
-            free = next(n for n in count() if n not in taken)
-            numbers.setdefault(key, free)
-    return {run.id: _style(_kind(run), numbers[_kind(run), run.name]) for run in runs}
-
-
-def _kind(run: Run) -> str:
-    return run.settings["buffer"]["rule"]["is"]
-
-
-def _style(kind: str, number: int) -> Style:
-    colours = COLOURS.get(kind, OTHER_COLOURS)
-    line = LINES[(FIRST_LINE.get(kind, 2) + number) % len(LINES)]
-    return Style(colours[number % len(colours)], line)
-
-
-def plot_curves(runs: Sequence[Run]) -> Figure:
+def plot_curves(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
     """The figure of `draw_curves`."""
-    worlds, style = by_world(runs), styles(runs)
-    figure = Figure(figsize=(9, 4.7 * len(worlds)), layout="constrained")
-    panels = figure.subplots(len(worlds), 1, squeeze=False)[:, 0]
+    worlds = by_world(runs)
+    legend_lines = [-(-len(own) // _num_columns(own)) for own in worlds.values()]
+    heights = [4.2 + 0.22 * lines for lines in legend_lines]
+    figure = Figure(figsize=(10, sum(heights)), layout="constrained")
+    panels = figure.subplots(len(worlds), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (world, own) in zip(panels, worlds.items(), strict=True):
         for run in own:
-            _draw_run(axes, run, "return", style[run.id], is_broken=True)
+            _draw_run(axes, run, "return", look[run.key], is_broken=True)
         _draw_references(axes, own[0])
         _mark_phases(axes, own[0], named=True)
         seeds = " or ".join(str(n) for n in sorted({len(run.seeds) for run in own}))
         axes.set_title(f"{world} · seeds: {seeds}", loc="left", fontsize=11, fontweight="bold")
-        axes.set_ylabel("evaluation return, mean ± s.e.")
+        size = _group_size(own[0])
+        grouped = f"\n(a point: {size} evaluations)" if size > 1 else ""
+        axes.set_ylabel(f"evaluation return, mean ± s.e.{grouped}")
         axes.set_xlabel("environment steps")
-        longest = max(len(run.label) for run in own)
         axes.legend(
             loc="upper center",
             bbox_to_anchor=(0.5, -0.14),
-            ncols=3 if longest < 32 else 2,
+            ncols=_num_columns(own),
             frameon=False,
             fontsize=9.5,
-            handlelength=3,
+            handlelength=3.4,
         )
     return figure
 
 
-def plot_diagnostics(runs: Sequence[Run]) -> Figure:
+def _num_columns(runs: Sequence[Run]) -> int:
+    """Of a legend below a panel."""
+    longest = max(len(run.label) for run in runs)
+    return 3 if longest < 36 else 2 if longest < 60 else 1
+
+
+def plot_diagnostics(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
     """The figure of `draw_diagnostics`."""
-    worlds, style = by_world(runs), styles(runs)
+    worlds = by_world(runs)
     figure = Figure(figsize=(11, 5.4 * len(worlds)), layout="constrained")
     parts = figure.subfigures(len(worlds), 1, squeeze=False)[:, 0]
     for part, (world, own) in zip(parts, worlds.items(), strict=True):
@@ -145,25 +115,30 @@ def plot_diagnostics(runs: Sequence[Run]) -> Figure:
         cells = part.subplots(2, 3).ravel()
         for axes, panel in zip(cells, PANELS, strict=False):
             for run in own:
-                _draw_run(axes, run, panel.metric, style[run.id])
+                _draw_run(axes, run, panel.metric, look[run.key])
             _finish(axes, panel, own[0])
-        _draw_legend(cells[-1], own, style)
+        _draw_legend(cells[-1], own, look)
     return figure
+
+
+def _group_size(run: Run) -> int:
+    """How many evaluations make a point, so that lines of many evaluations stay lines."""
+    return -(-sum(len(stretch.evaluations) for stretch in run.stretches) // MOST_POINTS)
 
 
 def _draw_run(axes: Axes, run: Run, metric: str, style: Style, *, is_broken: bool = False) -> None:
     """Mean over seeds and a band of one standard error; broken where the task changes."""
-    curves = [run.curve(stretch.number, metric) for stretch in run.stretches]
+    width = _group_size(run) * run.settings["schedule"]["evaluate_every"]
+    curves = [run.curve(s.number, metric).binned(s.start, width) for s in run.stretches]
     gap = [[np.nan]] if is_broken else []
     steps, mean, error = (
         np.concatenate([part for values in parts for part in (values, *gap)])
         for parts in zip(*((c.steps, c.mean, c.standard_error) for c in curves), strict=True)
     )
-    order, width = (3.0, 2.2) if _kind(run) == "Local" else (2.5, 1.7)
-    width *= 1.0 if len(steps) < 150 else 0.7
+    order, thickness = (3.0, 2.2) if family(run) == "Local" else (2.5, 1.7)
     band = mean - error, mean + error
     axes.fill_between(steps, *band, color=style.color, alpha=0.2, lw=0, zorder=order - 1)
-    axes.plot(steps, mean, label=run.label, lw=width, zorder=order, **style._asdict())
+    axes.plot(steps, mean, label=run.label, lw=thickness, zorder=order, **style._asdict())
 
 
 def _draw_references(axes: Axes, run: Run) -> None:
@@ -245,10 +220,10 @@ def _draw_truth(axes: Axes, run: Run, target: int) -> None:
                 axes.text(1.01, truth, "true", transform=place, fontsize=9, va="center")
 
 
-def _draw_legend(axes: Axes, runs: Sequence[Run], style: dict[str, Style]) -> None:
+def _draw_legend(axes: Axes, runs: Sequence[Run], look: dict[Key, Style]) -> None:
     axes.axis("off")
     for run in runs:
-        axes.plot([], [], label=run.label, lw=2, **style[run.id]._asdict())
+        axes.plot([], [], label=run.label, lw=2, **look[run.key]._asdict())
     axes.plot([], [], color="black", lw=1.2, label="true value")
     axes.plot([], [], color="#444444", lw=1, ls=":", label="the task changes")
     axes.legend(loc="center left", frameon=False, fontsize=9.5, handlelength=3)

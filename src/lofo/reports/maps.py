@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Literal, NamedTuple
 
 import matplotlib
@@ -11,151 +12,238 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from lofo.records import read_arrays
-from lofo.reports.curves import by_world, save, spell_out
-from lofo.reports.runs import Run, load, mean_of_known
+from lofo.reports.curves import save, spell_out
+from lofo.reports.landmarks import Landmarks, draw_landmarks, find_landmarks
+from lofo.reports.runs import Run, choose, load, mean_of_known
+from lofo.reports.styles import by_world
 from lofo.types import LofoError
 
 EMPTY = "#DCDCDC"  # no sample at all
 SEE_THROUGH = (0, 0, 0, 0)  # where nothing can be asked: the hatching behind shows
+NUM_ACROSS = 4  # runs side by side; more go into further blocks
+NAME_WIDTH = 26  # letters above a map
 
 
 class Map(NamedTuple):
-    """One quantity over the world at the end of a phase, mean over seeds."""
+    """One quantity over the world at the end of a phase: of one seed, or the mean over seeds."""
 
     values: np.ndarray  # [H, W]
     extent: tuple[float, float, float, float]  # left, right, bottom, top
     axes: tuple[str, str]  # what runs across, what runs up
+    t1_zone: np.ndarray | None  # [H, W] bool, where the record says it
 
 
 class Cell(NamedTuple):
     """One place in a figure of maps."""
 
-    row: str  # what it is a map of
+    name: str  # what it is a map of
     phase: int
     map: Map
 
 
-def draw_maps(folders: Iterable[Path], path_prefix: Path | str) -> list[Path]:
-    """Draws coverage and rewards; file names begin with the prefix, or lie in it if a folder."""
+class Scale(NamedTuple):
+    """From numbers to colours."""
+
+    norm: Normalize
+    colours: Colormap
+
+
+class Grid(NamedTuple):
+    """Runs side by side, phases below each other; in blocks where there are many runs."""
+
+    figure: Figure
+    places: dict[tuple[str, int], list[Axes]]  # by name and phase; in each block for what leads
+    marks: Landmarks
+
+
+def draw_maps(
+    folders: Iterable[Path],
+    path_prefix: Path | str,
+    *,
+    only: Sequence[str] = (),
+    seed: int | None = None,
+) -> list[Path]:
+    """Draws coverage and rewards; file names begin with the prefix, or lie in it if a folder.
+
+    `only` chooses runs by patterns of their ids; without a `seed` maps are means over all seeds.
+    """
     prefix = f"{path_prefix}/" if Path(path_prefix).is_dir() else str(path_prefix)
-    return [save(figure, Path(prefix + name)) for name, figure in plot_maps(load(folders)).items()]
+    figures = plot_maps(choose(load(folders), only), seed)
+    return [save(figure, Path(prefix + name)) for name, figure in figures.items()]
 
 
-def plot_maps(runs: Sequence[Run]) -> dict[str, Figure]:
+def plot_maps(runs: Sequence[Run], seed: int | None = None) -> dict[str, Figure]:
     """The figures of `draw_maps` by file name; none for a world without maps."""
+    if seed is not None and not any(seed in run.seeds for run in runs):
+        known = ", ".join(str(s) for s in sorted({s for run in runs for s in run.seeds}))
+        raise LofoError(f"no run has a seed {seed} to draw maps of; there are: {known}")
     worlds = by_world(runs)
     figures: dict[str, Figure] = {}
     for number, (world, own) in enumerate(worlds.items(), start=1):
         ending = "" if len(worlds) == 1 else f"-{number}"
-        if cells := _cells(own, "coverage"):
-            figures[f"coverage{ending}.png"] = _plot_coverage(world, cells)
-        if cells := _cells(own, "predicted_reward"):
-            truth = [cell._replace(row="true reward") for cell in _cells(own, "true_reward")]
-            figures[f"rewards{ending}.png"] = _plot_rewards(world, truth, cells)
+        title = f"{world} · " + ("mean over seeds" if seed is None else f"seed {seed}")
+        truth = _cells(own, "true_reward", seed)
+        marks = find_landmarks({cell.phase: cell.map.values for cell in truth})
+        if cells := _cells(own, "coverage", seed):
+            figures[f"coverage{ending}.png"] = _plot_coverage(title, cells, marks)
+        if cells := _cells(own, "predicted_reward", seed):
+            figures[f"rewards{ending}.png"] = _plot_rewards(title, truth, cells, marks)
     return figures
 
 
-def read_map(run: Run, phase: int, name: str) -> Map | None:
+def read_map(run: Run, phase: int, name: str, seed: int | None = None) -> Map | None:
     """A map of a run at the end of a phase, or None if none was recorded."""
-    files = [read_arrays(folder, file) for folder, file in run.maps.get(phase, ())]
-    stacks = [arrays[name] for arrays in files if name in arrays]
-    if not stacks:
+    files = [(file, read_arrays(file.folder, file.name)) for file in run.maps.get(phase, ())]
+    layers = [
+        layer
+        for file, arrays in files
+        if name in arrays
+        for owner, layer in zip(file.seeds, arrays[name], strict=True)
+        if seed in (None, owner)
+    ]
+    if not layers:
         return None
-    shapes = {stack.shape[1:] for stack in stacks}
+    shapes = {layer.shape for layer in layers}
     if len(shapes) > 1:
         raise LofoError(f"the maps of {run.id} have different shapes: {sorted(shapes)}")
-    across, up = (str(axis) for axis in files[0]["axes"])
-    left, right, bottom, top = files[0]["extent"].tolist()
-    mean = mean_of_known(np.concatenate(stacks), axis=0)
-    return Map(mean, (left, right, bottom, top), (across, up))
+    frame = files[0][1]
+    across, up = (str(axis) for axis in frame["axes"])
+    left, right, bottom, top = frame["extent"].tolist()
+    mean = mean_of_known(np.stack(layers), axis=0)
+    return Map(mean, (left, right, bottom, top), (across, up), frame.get("t1_zone"))
 
 
-def _cells(runs: Sequence[Run], name: str) -> list[Cell]:
+def _cells(runs: Sequence[Run], name: str, seed: int | None) -> list[Cell]:
     return [
         Cell(run.name, stretch.number, found)
         for run in runs
         for stretch in run.stretches
-        if (found := _read_shown(run, stretch.number, name)) is not None
+        if (found := _read_shown(run, stretch.number, name, seed)) is not None
     ]
 
 
-def _read_shown(run: Run, phase: int, name: str) -> Map | None:
+def _read_shown(run: Run, phase: int, name: str, seed: int | None) -> Map | None:
     """A map whose terminal cells are blank: no sample starts there, so none is missing."""
-    shown, truth = read_map(run, phase, name), read_map(run, phase, "true_reward")
+    shown, truth = (read_map(run, phase, n, seed) for n in (name, "true_reward"))
     if shown is None or truth is None:
         return shown
     blank = np.isnan(truth.values) & ~(shown.values > 0)  # a cell may be terminal only in part
     return shown._replace(values=np.where(blank, np.nan, shown.values))
 
 
-def _plot_coverage(world: str, cells: list[Cell]) -> Figure:
+def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
     """Samples per cell on a logarithmic scale; cells without any are light grey."""
     positive = np.concatenate([c.map.values[c.map.values > 0] for c in cells])
     low = positive.min() if len(positive) else 1.0
-    norm = LogNorm(low, max(positive.max(initial=1.0), 10 * low))
     colours = matplotlib.colormaps["viridis"].with_extremes(under=EMPTY, bad=SEE_THROUGH)
-    figure, grid = _grid(f"Samples in the buffer · {world}", cells)
+    scale = Scale(LogNorm(low, max(positive.max(initial=1.0), 10 * low)), colours)
+    grid = _grid(f"Samples in the buffer · {title}", marks, cells)
     for cell in cells:
-        axes, values = grid[cell.row, cell.phase], cell.map.values
+        values, zone = cell.map.values, cell.map.t1_zone
         is_empty = values <= 0
-        _draw(axes, cell.map, np.where(is_empty, low / 10, values), norm, colours)
-        empty = f"{is_empty.sum()} of {np.isfinite(values).sum()} cells empty"
-        _note(axes, f"{np.nansum(values):,.0f} samples\n{empty}")
-    bar = _colour_bar(figure, grid, norm, colours, "neither")
-    bar.set_label("samples per cell (grey: none, hatched: terminal)")
+        notes = [f"{np.nansum(values):,.0f} samples"]
+        notes += [f"{is_empty.sum()} of {np.isfinite(values).sum()} cells empty"]
+        if zone is not None and np.nansum(values):
+            notes += [f"{100 * np.nansum(values[zone]) / np.nansum(values):.1f} % in the T1-zone"]
+        shown = np.where(is_empty, low / 10, values)
+        _fill(grid, cell, shown, scale, notes)
+    bar = _colour_bar(grid, scale, "neither")
+    bar.set_label(f"samples per cell (grey: none, {_signs(cells)})")
     spell_out(bar.ax.yaxis)
-    return figure
+    return grid.figure
 
 
-def _plot_rewards(world: str, truth: list[Cell], cells: list[Cell]) -> Figure:
-    """Predicted under true reward on one scale; beyond it colours saturate and a note says so."""
-    first = list({cell.phase: cell for cell in truth}.values())
+def _plot_rewards(title: str, truth: list[Cell], cells: list[Cell], marks: Landmarks) -> Figure:
+    """Predicted beside true reward on one scale; beyond it colours saturate and a note says so."""
+    first = [c._replace(name="true reward") for c in {cell.phase: cell for cell in truth}.values()]
     high = max((np.nanmax(c.map.values, initial=0.0) for c in first), default=0.0) or 1.0
-    norm = Normalize(0.0, high)
     colours = matplotlib.colormaps["viridis"].with_extremes(bad=SEE_THROUGH)
-    figure, grid = _grid(f"Reward, true and predicted · {world}", [*first, *cells])
+    scale = Scale(Normalize(0.0, high), colours)
+    grid = _grid(f"Reward, true and predicted · {title}", marks, cells, first)
     for cell in [*first, *cells]:
-        axes, values = grid[cell.row, cell.phase], cell.map.values
-        _draw(axes, cell.map, values, norm, colours)
+        values = cell.map.values
         least, most = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
-        _note(axes, f"from {least:.2f} to {most:.2f}")
-    bar = _colour_bar(figure, grid, norm, colours, "both")
-    bar.set_label("reward (hatched: terminal)")
-    return figure
+        places = zip(("T1", "T2"), marks, strict=True)
+        at = [f"{n} {values[where].mean():.2f}" for n, where in places if where is not None]
+        notes = [f"from {least:.2f} to {most:.2f}", *([", ".join(at)] if at else [])]
+        _fill(grid, cell, values, scale, notes)
+    bar = _colour_bar(grid, scale, "both")
+    bar.set_label(f"reward ({_signs(cells)})")
+    return grid.figure
 
 
-def _grid(title: str, cells: list[Cell]) -> tuple[Figure, dict[tuple[str, int], Axes]]:
-    """Rows of runs, columns of phases."""
-    rows = list(dict.fromkeys(cell.row for cell in cells))
-    phases = sorted({cell.phase for cell in cells})
-    figure = Figure(figsize=(1.7 + 2.7 * len(phases), 1.0 + 2.3 * len(rows)), layout="constrained")
+def _grid(title: str, marks: Landmarks, cells: list[Cell], leading: Sequence[Cell] = ()) -> Grid:
+    """An empty figure; what leads stands at the left of every block."""
+    lead = list(dict.fromkeys(cell.name for cell in leading))
+    names = list(dict.fromkeys(cell.name for cell in cells))
+    phases = sorted({cell.phase for cell in [*leading, *cells]})
+    num_across = min(NUM_ACROSS, len(names))
+    starts = range(0, len(names), num_across)
+    blocks = [[*lead, *names[start : start + num_across]] for start in starts]
+    shape = len(blocks) * len(phases), len(lead) + num_across
+    figure = Figure(figsize=(2.0 + 2.5 * shape[1], 0.9 + 2.4 * shape[0]), layout="constrained")
     figure.suptitle(title, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
-    panels = figure.subplots(len(rows), len(phases), squeeze=False, sharex=True, sharey=True)
-    across, up = cells[0].map.axes
-    grid = {}
+    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
+    recorded = {(cell.name, cell.phase) for cell in [*leading, *cells]}
+    places: dict[tuple[str, int], list[Axes]] = {}
     for (i, j), axes in np.ndenumerate(panels):
-        grid[rows[i], phases[j]] = axes
-        axes.set_title(f"end of phase {phases[j]}\n" if i == 0 else "", fontsize=10)
-        axes.set_xlabel(across if i == len(rows) - 1 else "", fontsize=9.5)
-        axes.set_ylabel(f"{rows[i]}\n{up}" if j == 0 else "", fontsize=9.5)
-        axes.tick_params(labelsize=8.5)
-    filled = {(cell.row, cell.phase) for cell in cells}
-    for place in grid.keys() - filled:
-        grid[place].text(0.5, 0.5, "not recorded", transform=grid[place].transAxes, ha="center")
-    return figure, grid
+        block, phase = blocks[i // len(phases)], phases[i % len(phases)]
+        if j >= len(block):
+            axes.axis("off")
+            continue
+        places.setdefault((block[j], phase), []).append(axes)
+        _name_axes(axes, cells[0].map.axes, phase if j == 0 else None, phase == phases[-1])
+        if (block[j], phase) not in recorded:
+            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
+        if phase == phases[0]:
+            axes.set_title(fill(block[j], NAME_WIDTH), fontsize=10, fontweight="bold")
+    return Grid(figure, places, marks)
 
 
-def _draw(axes: Axes, m: Map, values: np.ndarray, norm: Normalize, cmap: Colormap) -> None:
+def _name_axes(axes: Axes, names: tuple[str, str], phase: int | None, is_last: bool) -> None:
+    """Numbers and words only at the rim of a block."""
+    across, up = names
+    axes.set_xlabel(across if is_last else "", fontsize=9)
+    axes.set_ylabel("" if phase is None else f"end of phase {phase}\n{up}", fontsize=9.5)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.tick_params(labelsize=8, labelbottom=is_last, labelleft=phase is not None)
+
+
+def _fill(grid: Grid, cell: Cell, values: np.ndarray, scale: Scale, notes: list[str]) -> None:
+    """Draws a map into its places; notes stand above it, under the name if that is there too."""
+    for axes in grid.places[cell.name, cell.phase]:
+        _draw(axes, cell.map, values, scale)
+        draw_landmarks(axes, cell.map.extent, grid.marks, cell.map.t1_zone)
+        axes.annotate(
+            "\n".join(notes),
+            (0.5, 1),
+            (0, 3),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=8.5,
+            ha="center",
+        )
+        axes.set_title(axes.get_title(), pad=6 + 11.5 * len(notes), fontsize=10, fontweight="bold")
+
+
+def _signs(cells: list[Cell]) -> str:
+    """What hatching and outline mean."""
+    is_outlined = any(cell.map.t1_zone is not None for cell in cells)
+    return "hatched: terminal" + (", outline: T1-zone" if is_outlined else "")
+
+
+def _draw(axes: Axes, m: Map, values: np.ndarray, scale: Scale) -> None:
     left, right, bottom, top = m.extent
     origin: Literal["upper", "lower"] = "upper" if bottom > top else "lower"
     wide = abs((right - left) / (top - bottom))
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#8A8A8A", hatch="/////")
     axes.imshow(
         np.ma.masked_invalid(values),
-        cmap=cmap,
-        norm=norm,
+        cmap=scale.colours,
+        norm=scale.norm,
         extent=(left, right, bottom, top),
         origin=origin,
         aspect="equal" if 0.5 <= wide <= 2 else "auto",  # unlike units need not share a scale
@@ -163,15 +251,8 @@ def _draw(axes: Axes, m: Map, values: np.ndarray, norm: Normalize, cmap: Colorma
     )
 
 
-def _note(axes: Axes, text: str) -> None:
-    heading = axes.get_title()
-    axes.set_title(heading + text, fontsize=9)
-
-
-def _colour_bar(
-    figure: Figure, grid: dict[tuple[str, int], Axes], norm: Normalize, cmap: Colormap, extend: str
-) -> Colorbar:
-    shrink = min(1.0, 4.5 / figure.get_figheight())
-    places = list(grid.values())
-    scale = ScalarMappable(norm, cmap)
-    return figure.colorbar(scale, ax=places, extend=extend, shrink=shrink, aspect=25)
+def _colour_bar(grid: Grid, scale: Scale, extend: str) -> Colorbar:
+    shrink = min(1.0, 4.5 / grid.figure.get_figheight())
+    places = [axes for several in grid.places.values() for axes in several]
+    colours = ScalarMappable(scale.norm, scale.colours)
+    return grid.figure.colorbar(colours, ax=places, extend=extend, shrink=shrink, aspect=25)

@@ -7,24 +7,24 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from lofo.records import read
 from lofo.reports.curves import plot_curves, plot_diagnostics, save
 from lofo.reports.maps import plot_maps
-from lofo.reports.runs import UNKNOWN, Run, compact, load
-from lofo.reports.summary import (
-    REACHED,
+from lofo.reports.names import UNKNOWN, with_length
+from lofo.reports.runs import Run, Source, choose, load
+from lofo.reports.styles import styles
+from lofo.reports.summary import Summary, summarise_runs
+from lofo.reports.tables import (
+    ADAPTATION,
     READING,
-    VERDICT_COLUMNS,
-    Summary,
-    beside_truth,
+    READING_SPEED,
+    SPREAD,
+    VERDICTS,
+    WHY,
+    Table,
+    by_world,
     heading,
-    number,
     percent,
     rule,
-    summarise_runs,
-    verdict_cells,
 )
 
 STYLE = """
@@ -43,8 +43,6 @@ th, td { padding: .35rem .8rem .35rem 0; text-align: left; border-bottom: 1px so
 th { color: var(--soft); font-weight: 600; } .good { color: var(--good); font-weight: 600; }
 .bad { color: var(--bad); font-weight: 600; }
 figure { margin: 1rem 0 1.8rem; } img { max-width: 100%; background: white; border-radius: 6px; }
-.maps { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
-.maps figure { flex: 1 1 24rem; max-width: 38rem; }
 pre { overflow-x: auto; font-size: .82rem; border: 1px solid var(--line); padding: .8rem; }
 """.strip()
 
@@ -64,67 +62,75 @@ PAGE = """<!doctype html>
 
 CAPTIONS = {
     "curves": "Evaluation return over training, mean over seeds with a band of one standard "
-    "error. In phase 2 only T1's reward changes, and training never leaves its surroundings; the "
-    "curves break there because the returns of two tasks do not compare. In phase 2 a buffer that "
-    "lets the agent adapt climbs to the black line; one that does not stays near the dashed grey "
-    "line (the phase-1 policy kept) or falls below it.",
+    "error; of many evaluations several make a point, as the axis says. In phase 2 only T1's "
+    "reward changes, and training never leaves its surroundings; the curves break there because "
+    "the returns of two tasks do not compare. In phase 2 a buffer that lets the agent adapt climbs "
+    "to the black line; one that does not stays near the dashed grey line (the phase-1 policy "
+    "kept) or falls below it.",
     "diagnostics": "Why. Top left: after the change the predicted reward at T1 should fall to the "
     "new true value; old samples that stay in the buffer hold it up. Predicted reward at T2 and "
     "model error outside the T1-zone should not move in phase 2; a buffer that throws away what "
     "is far from T1 forgets them.",
-    "coverage": "What is remembered at the end of each phase. After phase 2 a good buffer still "
-    "holds samples everywhere; grey cells are forgotten regions.",
-    "rewards": "What the model believes at the end of each phase, below the truth, on one colour "
-    "scale. Compare T1 and T2 in phase 2; the range above each map shows values beyond the scale.",
+    "coverage": "What is remembered at the end of each phase: samples in each cell of the world, "
+    "on one logarithmic scale. After phase 2 a good buffer still holds samples everywhere; grey "
+    "cells are forgotten regions. T1 and T2 are where the true reward is paid.",
+    "rewards": "What the model believes at the end of each phase, beside the truth, on one colour "
+    "scale; above each map its range, which may go beyond the scale, and its mean over the cells "
+    "whose steps end at T1 and at T2. Compare these in phase 2.",
 }
 
 
-def write_report(folders: Iterable[Path], out: Path) -> Path:
-    """Writes the figures and report.html into a folder and returns the page's path."""
-    folders = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
-    runs = load(folders)
-    figures = {"curves.png": plot_curves(runs), "diagnostics.png": plot_diagnostics(runs)}
-    pictures = _save_all(figures | plot_maps(runs), out)
+def write_report(
+    folders: Iterable[Path], out: Path, *, only: Sequence[str] = (), map_seed: int | None = None
+) -> Path:
+    """Writes the figures and report.html into a folder and returns the page's path.
+
+    `only` chooses runs by patterns of their ids; `map_seed` draws the maps of one seed instead of
+    the mean.
+    """
+    everyone = load(folders)
+    runs, look = choose(everyone, only), styles(everyone)
+    figures = {
+        "curves.png": plot_curves(runs, look),
+        "diagnostics.png": plot_diagnostics(runs, look),
+        **plot_maps(runs, map_seed),
+    }
+    pictures = {name: save(figure, out / name) for name, figure in figures.items()}
+    left_out = len(everyone) - len(runs)
     path = out / "report.html"
-    path.write_text(_page(runs, summarise_runs(runs), pictures, folders), encoding="utf-8")
+    path.write_text(_page(runs, summarise_runs(runs), pictures, left_out), encoding="utf-8")
     return path
 
 
-def _save_all(figures: dict[str, Figure], out: Path) -> dict[str, Path]:
-    return {name: save(figure, out / name) for name, figure in figures.items()}
-
-
 def _page(
-    runs: Sequence[Run],
-    summaries: Sequence[Summary],
-    pictures: dict[str, Path],
-    folders: list[Path],
+    runs: Sequence[Run], summaries: Sequence[Summary], pictures: dict[str, Path], left_out: int
 ) -> str:
     title = "Which buffers let the agent adapt to a local change?"
+    choice = f'<p class="soft">A choice: {left_out} more runs lie in the same folders.</p>'
+    sources = {source.path: source for run in runs for source in run.sources}
     body = [
         f"<h1>{title}</h1>",
         *(f"<p>{line}</p>" for line in _headlines(summaries)),
+        *([choice] if left_out else []),
         "<h2>Verdicts</h2>",
-        *_per_world(summaries, VERDICT_COLUMNS, verdict_cells),
+        *_per_world(summaries, VERDICTS),
         f'<p class="soft">Rule: {escape(rule(summaries))} {escape(READING)}</p>',
         _figure(pictures["curves.png"]),
+        *_speed(summaries),
         "<h2>Why</h2>",
-        *_per_world(summaries, WHY_COLUMNS, _why_cells),
+        *_per_world(summaries, WHY),
         '<p class="soft">Means over the judged evaluations; the true reward in brackets; errors '
         "inside and outside the zone around T1. A row is one stored sample.</p>",
         _figure(pictures["diagnostics.png"]),
-        '<div class="maps">',
         *(_figure(p) for name, p in pictures.items() if name.startswith(("coverage", "rewards"))),
-        "</div>",
-        *_speed(summaries),
         "<h2>Spread over seeds</h2>",
-        *_per_world(summaries, SPREAD_COLUMNS, _spread_cells),
+        *_per_world(summaries, SPREAD),
         '<p class="soft">The unit of replication is the seed. Interval: 95 % bootstrap of the '
         "mean, seeds drawn within each run and phase. Interquartile mean: without the lowest and "
         "the highest quarter of the seeds, rounded down, so it is the mean below four seeds.</p>",
         "<h2>Where the numbers come from</h2>",
-        *(_provenance(folder) for folder in folders),
-        *(_configuration(run) for run in runs),
+        *map(_provenance, sources.values()),
+        *map(_configuration, runs),
     ]
     return PAGE.format(title=title, style=STYLE, body="\n".join(body))
 
@@ -145,86 +151,22 @@ def _headlines(summaries: Sequence[Summary]) -> list[str]:
     return lines
 
 
-WHY_COLUMNS = (
-    "buffer", "phase", "predicted T1", "predicted T2", "reward error inside", "outside",
-    "model error outside", "stale T1 rows", "T2 rows", "stored",
-)  # fmt: skip
-
-
-def _why_cells(summary: Summary) -> tuple[str, ...]:
-    why = summary.why
-    return (
-        summary.name,
-        str(summary.phase),
-        beside_truth(why.predicted_t1, summary.phase, 0),
-        beside_truth(why.predicted_t2, summary.phase, 1),
-        number(why.reward_error_inside),
-        number(why.reward_error_outside),
-        number(why.model_error_outside),
-        compact(why.stale_rows),
-        compact(why.t2_rows),
-        compact(summary.stored),
-    )
-
-
-SPREAD_COLUMNS = (
-    "buffer", "phase", "mean ± standard error", "95 % interval", "interquartile mean", "seeds",
-    "each seed",
-)  # fmt: skip
-
-
-def _spread_cells(summary: Summary) -> tuple[str, ...]:
-    return (
-        summary.name,
-        str(summary.phase),
-        f"{number(summary.mean)} ± {number(summary.standard_error)}",
-        f"{number(summary.low)} to {number(summary.high)}",
-        number(summary.iqm),
-        f"{summary.num_seeds} of {len(summary.per_seed)}",
-        "  ".join(number(value) for value in summary.per_seed),
-    )
-
-
 def _speed(summaries: Sequence[Summary]) -> list[str]:
     later = [s for s in summaries if s.adaptation is not None]
     if not later:
         return []
     return [
         "<h2>Speed of adaptation</h2>",
-        *_per_world(later, SPEED_COLUMNS, _speed_cells),
-        f'<p class="soft">Steps of the phase until the mean over seeds first reaches '
-        f"{100 * REACHED:.0f} % of the optimum (it may fall again later); the gap between optimum "
-        "and mean curve, averaged over the phase's steps; the lowest mean return of the phase.</p>",
+        *_per_world(later, ADAPTATION),
+        f'<p class="soft">{escape(READING_SPEED)}</p>',
     ]
 
 
-SPEED_COLUMNS = (
-    "buffer", "phase", f"steps to {100 * REACHED:.0f} %", "mean gap", "of optimum", "worst",
-    "of optimum",
-)  # fmt: skip
-
-
-def _speed_cells(summary: Summary) -> tuple[str, ...]:
-    adaptation, optimum = summary.adaptation, summary.optimum
-    assert adaptation is not None
-    steps = adaptation.steps_to_reach
-    return (
-        summary.name,
-        str(summary.phase),
-        "never" if steps is None else compact(steps),
-        number(adaptation.mean_gap),
-        percent(adaptation.mean_gap / optimum),
-        number(adaptation.worst),
-        percent(adaptation.worst / optimum),
-    )
-
-
-def _per_world(summaries: Sequence[Summary], columns: Sequence[str], cells: Any) -> list[str]:
+def _per_world(summaries: Sequence[Summary], table: Table) -> list[str]:
     """A table for each world, under its name."""
     parts = []
-    for world in dict.fromkeys(s.world for s in summaries):
-        own = [s for s in summaries if s.world == world]
-        parts += [f"<h3>{escape(heading(own))}</h3>", _table(columns, [cells(s) for s in own])]
+    for own in by_world(summaries):
+        parts += [f"<h3>{escape(heading(own))}</h3>", _table(table.columns, table.lines(own))]
     return parts
 
 
@@ -247,16 +189,13 @@ def _figure(path: Path) -> str:
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _provenance(folder: Path) -> str:
+def _provenance(source: Source) -> str:
     """Every start of the run, and the time its stretches took."""
-    headers, rows = read(folder)
-    seconds = sum(float(row.value or 0) for row in rows if row.metric == "timing/seconds")
-    lines = [_start_cells(header) for header in headers]
-    took = f"{seconds / 60:.1f} minutes of computing" if seconds else "computing time not recorded"
-    heading = f"<h3>{escape(folder.name)}: {took}</h3>"
-    return heading + _table(
-        ("from step", "time", "commit", "command", "versions", "hardware"), lines
-    )
+    minutes = f"{source.seconds / 60:.1f} minutes of computing"
+    took = minutes if source.seconds else "computing time not recorded"
+    columns = ("from step", "time", "commit", "command", "versions", "hardware")
+    lines = [_start_cells(header) for header in source.headers]
+    return f"<h3>{escape(source.path.name)}: {took}</h3>" + _table(columns, lines)
 
 
 def _start_cells(header: dict[str, Any]) -> tuple[str, ...]:
@@ -272,4 +211,5 @@ def _start_cells(header: dict[str, Any]) -> tuple[str, ...]:
 
 def _configuration(run: Run) -> str:
     text = escape(json.dumps(run.settings, indent=1, ensure_ascii=False))
-    return f"<details><summary>Settings of {escape(run.id)}</summary><pre>{text}</pre></details>"
+    name = escape(with_length(run.id, run.settings["fraction"]))
+    return f"<details><summary>Settings of {name}</summary><pre>{text}</pre></details>"

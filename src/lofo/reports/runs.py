@@ -1,24 +1,31 @@
 """The runs of some folders as arrays: what every table and figure is made from.
 
 Invariant: the numbers of one seed of one run come from one folder. Folders that hold different
-seeds of the same run are put together; anything else under the same id is refused.
+seeds of the same run are put together; the same id at another length is another run; anything else
+under the same id is refused.
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lofo.records import Row, read
+from lofo.records import ROWS, Row, read
+from lofo.reports.names import (
+    different,
+    label,
+    last_part,
+    member_name,
+    with_length,
+    world_name,
+)
 from lofo.types import LofoError
 
 # What T1 and T2 truly pay in each phase: the LoCA tasks A and B, the same in every world.
 TRUE_REWARDS = {1: (4.0, 2.0), 2: (1.0, 2.0)}
-
-UNKNOWN = "-"  # stands in tables where there is no number
 
 
 class Stretch(NamedTuple):
@@ -35,7 +42,7 @@ class Stretch(NamedTuple):
 class Curve(NamedTuple):
     """One metric of one run over one phase."""
 
-    steps: np.ndarray  # [E] int, since the run began
+    steps: np.ndarray  # [E] since the run began
     values: np.ndarray  # [S, E] float, NaN where a number is missing or was not finite
 
     @property
@@ -49,6 +56,39 @@ class Curve(NamedTuple):
         squares = np.where(np.isfinite(self.values), (self.values - self.mean) ** 2, 0.0)
         return np.sqrt(squares.sum(axis=0) / np.maximum(known - 1, 1) / np.maximum(known, 1))
 
+    def binned(self, start: int, width: int) -> "Curve":
+        """Each seed's mean over bins of that many steps, at the mean step of what is in a bin."""
+        bins = (self.steps - start - 1) // width
+        inside = [bins == number for number in np.unique(bins)]
+        if len(inside) == len(self.steps):
+            return self
+        steps = np.array([self.steps[one].mean() for one in inside])
+        return Curve(steps, np.stack([mean_of_known(self.values[:, i], 1) for i in inside], axis=1))
+
+
+class MapFile(NamedTuple):
+    """An array file with the maps of some seeds of a run at the end of a phase."""
+
+    folder: Path
+    name: str
+    seeds: tuple[int, ...]  # one for each layer of its arrays
+
+
+class Source(NamedTuple):
+    """Where rows come from."""
+
+    path: Path
+    headers: list[dict[str, Any]]  # one for each start
+    seconds: float  # of computing, as far as recorded
+
+
+class Key(NamedTuple):
+    """What makes two runs the same run."""
+
+    id: str
+    fraction: float
+    steps: tuple[int, ...]  # of each phase
+
 
 @dataclass(frozen=True)
 class Run:
@@ -56,22 +96,33 @@ class Run:
 
     settings: dict[str, Any]  # the experiment's configuration
     world: str  # the panel it belongs to
-    name: str  # its buffer, told apart from the others of that world
+    member: str  # its buffer, told apart from the others of that world
     seeds: tuple[int, ...]
     curves: dict[tuple[int, str], Curve]  # by phase and metric
-    maps: dict[int, tuple[tuple[Path, str], ...]]  # by phase: folder and array file
+    maps: dict[int, tuple[MapFile, ...]]  # by phase
+    sources: tuple[Source, ...]
 
     @property
     def id(self) -> str:
         return self.settings["id"]
 
     @property
-    def stretches(self) -> tuple[Stretch, ...]:
-        return tuple(_stretches(self.settings))
+    def key(self) -> Key:
+        return _key(self.settings)
+
+    @property
+    def name(self) -> str:
+        """The buffer, with the run's length where it is not the paper's."""
+        return with_length(self.member, self.settings["fraction"])
 
     @property
     def label(self) -> str:
-        return label(self.settings)
+        """The buffer with its numbers and the run's length."""
+        return label(self.settings, self.member)
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        return tuple(_stretches(self.settings))
 
     def curve(self, phase: int, metric: str) -> Curve:
         empty = Curve(np.zeros(0, int), np.zeros((len(self.seeds), 0)))
@@ -81,17 +132,18 @@ class Run:
 class _Part(NamedTuple):
     """What one folder knows of one run."""
 
-    folder: Path
+    folder: Path  # where its array files lie
     settings: dict[str, Any]
     rows: list[Row]
+    source: Source
 
 
 def load(folders: Iterable[Path]) -> list[Run]:
     """Every run of the folders, in the order of their first mention."""
-    parts: dict[str, list[_Part]] = {}
-    for folder in dict.fromkeys(Path(f).resolve() for f in folders):
+    parts: dict[Key, list[_Part]] = {}
+    for folder in run_folders(folders):
         for part in _parts(folder):
-            parts.setdefault(part.settings["id"], []).append(part)
+            parts.setdefault(_key(part.settings), []).append(part)
     if not parts:
         raise LofoError("no run folders given: name at least one that holds rows")
     for several in parts.values():
@@ -100,36 +152,41 @@ def load(folders: Iterable[Path]) -> list[Run]:
     return [_join(several, everyone) for several in parts.values()]
 
 
+def run_folders(folders: Iterable[Path]) -> list[Path]:
+    """The folders that hold rows: each one named, or else every one below it."""
+    found: dict[Path, None] = {}
+    for folder in (Path(f).resolve() for f in folders):
+        has_rows = folder.suffix == ".jsonl" or (folder / ROWS).exists()
+        below = () if has_rows else sorted(path.parent for path in folder.rglob(ROWS))
+        found |= dict.fromkeys(below or (folder,))
+    return list(found)
+
+
+def choose(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
+    """The runs whose id, or the last part of it, fits a pattern such as `fifo-*`; all if none."""
+    fits = {p: {r.key for r in runs if _fits(r.id, p)} for p in patterns}
+    for pattern, keys in fits.items():
+        if not keys:
+            ids = ", ".join(dict.fromkeys(run.id for run in runs))
+            raise LofoError(f"no run fits {pattern!r}; there are: {ids}")
+    return [run for run in runs if not patterns or any(run.key in keys for keys in fits.values())]
+
+
+def _fits(run_id: str, pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in (run_id, last_part(run_id)))
+
+
+def _key(settings: dict[str, Any]) -> Key:
+    steps = tuple(phase["steps"] for phase in settings["phases"])
+    return Key(settings["id"], settings["fraction"], steps)
+
+
 def mean_of_known(values: np.ndarray, axis: int | None = None) -> np.ndarray:
     """The mean of what is finite; NaN where nothing is."""
     known = np.isfinite(values)
     total = np.where(known, values, 0.0).sum(axis=axis)
     count = known.sum(axis=axis)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def compact(count: float) -> str:
-    """A count with a suffix: 950, 4.96k, 1.5M."""
-    if not np.isfinite(count):
-        return UNKNOWN
-    for size, suffix in ((1e6, "M"), (1e3, "k")):
-        if abs(count) >= size:
-            return f"{count / size:.3g}{suffix}"
-    return f"{count:.3g}"
-
-
-def label(settings: dict[str, Any]) -> str:
-    """A buffer's name with the numbers that set it apart."""
-    buffer = settings["buffer"]
-    rule = buffer["rule"]
-    # The capacity of local forgetting is head room, never reached: its limit and radius say more.
-    if rule["is"] == "Local":
-        details = [f"limit {rule['limit']:g}", f"radius {rule['radius']:g}"]
-    else:
-        details = [compact(buffer["capacity"])]
-    if settings["fraction"] != 1:
-        details.append(f"{100 * settings['fraction']:.3g} % length")
-    return f"{buffer['name']} ({', '.join(details)})"
 
 
 def _parts(folder: Path) -> Iterator[_Part]:
@@ -147,8 +204,10 @@ def _parts(folder: Path) -> Iterator[_Part]:
         if row.run not in sorted_rows:
             raise LofoError(f"{folder} holds rows of {row.run}, which none of its headers names")
         sorted_rows[row.run].append(row)
-    beside = folder.parent if folder.suffix == ".jsonl" else folder  # where array files lie
-    return (_Part(beside, settings[name], sorted_rows[name]) for name in settings)
+    seconds = sum(float(row.value or 0) for row in rows if row.metric == "timing/seconds")
+    source = Source(folder, headers, seconds)
+    beside = folder.parent if folder.suffix == ".jsonl" else folder
+    return (_Part(beside, settings[name], sorted_rows[name], source) for name in settings)
 
 
 def _refuse_conflict(parts: list[_Part]) -> None:
@@ -156,7 +215,7 @@ def _refuse_conflict(parts: list[_Part]) -> None:
     first, *others = parts
     owner = dict.fromkeys(first.settings["seeds"], first.folder)
     for part in others:
-        if difference := sorted(_different(first.settings, part.settings) - {"seeds"}):
+        if difference := sorted(different(first.settings, part.settings) - {"seeds"}):
             raise LofoError(
                 f"{first.folder} and {part.folder} both hold {part.settings['id']} but differ in "
                 f"{', '.join(difference)}: report them apart, or give one another id"
@@ -170,21 +229,17 @@ def _refuse_conflict(parts: list[_Part]) -> None:
             owner[seed] = part.folder
 
 
-def _different(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
-    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
-
-
 def _join(parts: list[_Part], everyone: list[dict[str, Any]]) -> Run:
     settings = parts[0].settings
     seeds = tuple(seed for part in parts for seed in part.settings["seeds"])
-    neighbours = [s for s in everyone if _world_key(s) == _world_key(settings)]
     return Run(
         settings=settings | {"seeds": list(seeds)},
-        world=_world(settings, everyone),
-        name=_name(settings, neighbours),
+        world=world_name(settings, everyone),
+        member=member_name(settings, everyone),
         seeds=seeds,
         curves=_curves([row for part in parts for row in part.rows], seeds),
         maps=_maps(parts),
+        sources=tuple(part.source for part in parts),
     )
 
 
@@ -208,13 +263,14 @@ def _curve(cells: dict[tuple[int, int], float], num_seeds: int) -> Curve:
     return Curve(np.asarray(steps), values)
 
 
-def _maps(parts: list[_Part]) -> dict[int, tuple[tuple[Path, str], ...]]:
+def _maps(parts: list[_Part]) -> dict[int, tuple[MapFile, ...]]:
     """The array files that are there: a published record may leave them out."""
-    found: dict[int, dict[tuple[Path, str], None]] = {}
+    found: dict[int, dict[MapFile, None]] = {}
     for part in parts:
         for row in part.rows:
             if row.metric == "maps" and (part.folder / str(row.value)).exists():
-                found.setdefault(row.phase, {})[part.folder, str(row.value)] = None
+                file = MapFile(part.folder, str(row.value), tuple(part.settings["seeds"]))
+                found.setdefault(row.phase, {})[file] = None
     return {phase: tuple(files) for phase, files in found.items()}
 
 
@@ -226,35 +282,3 @@ def _stretches(settings: dict[str, Any]) -> Iterator[Stretch]:
         evaluations = (*regular, end)
         yield Stretch(phase["number"], start, end, phase["optimum"], phase["stale"], evaluations)
         start = end
-
-
-def _world_key(settings: dict[str, Any]) -> str:
-    shared = settings["environment"], settings["agent"]["is"], settings["phases"]
-    return json.dumps(shared, sort_keys=True)
-
-
-def _world(settings: dict[str, Any], everyone: list[dict[str, Any]]) -> str:
-    """World and agent; where that fits two panels, what sets them apart."""
-    title = _title(settings)
-    alike = [s for s in everyone if _title(s) == title and _world_key(s) != _world_key(settings)]
-    mine = settings["environment"]
-    names = {n for s in alike for n in _different(mine, s["environment"])}
-    words = [f"{n} {mine.get(n)}" for n in sorted(names)]
-    if any(s["phases"] != settings["phases"] for s in alike):
-        words.append(" + ".join(compact(p["steps"]) for p in settings["phases"]) + " steps")
-    return f"{title} ({', '.join(words)})" if words else title
-
-
-def _title(settings: dict[str, Any]) -> str:
-    return f"{settings['environment']['is']}, {settings['agent']['is']}"
-
-
-def _name(settings: dict[str, Any], neighbours: list[dict[str, Any]]) -> str:
-    """The shortest of name, label and label with id that no neighbour has too."""
-    name = settings["buffer"]["name"]
-    others = [s for s in neighbours if s["id"] != settings["id"]]
-    if all(s["buffer"]["name"] != name for s in others):
-        return name
-    if all(label(s) != label(settings) for s in others):
-        return label(settings)
-    return f"{label(settings)}, {settings['id']}"

@@ -1,0 +1,223 @@
+"""The kernels mean what `jax.grad` and `optax.adam` mean; here they are interpreted."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from conftest import tiny_pack
+from lofo.agents import DynaQ, on_chip
+from lofo.agents.dyna_q_onchip import DynaQOnChip
+from lofo.experiments import loop
+from lofo.experiments import pack as packs
+from lofo.experiments.fitting import outline_localities
+from lofo.networks import MLP
+from lofo.networks.onchip import Adam, Dense, Lessons
+from lofo.types import Batch, Transition
+
+NUM_STEPS, RATE = 3, 1e-2
+KEYS = jax.random.split(jax.random.key(0), 12)
+SHAPES = [
+    pytest.param(((2, 20), (20, 15), (16, 24), (24, 2)), 1, 16, id="joined-at-the-brim"),
+    pytest.param(((3, 16), (16, 14), (17, 18), (18, 1)), 1, 21, id="joined-beyond-the-padding"),
+    pytest.param(((2, 33), (33, 40), (40, 3)), None, 32, id="alone"),
+]
+
+
+def draw_layers(fans):
+    keys = zip(jax.random.split(KEYS[0], len(fans)), fans, strict=True)
+    return [
+        {"weight": 0.4 * jax.random.normal(k, fan), "bias": 0.1 * jax.random.normal(k, fan[1:])}
+        for k, fan in keys
+    ]
+
+
+def draw_lessons(fans, join, batch_size, *, is_logit):
+    shape = NUM_STEPS, batch_size
+    num_joined = fans[join + 1][0] - fans[join][1] if join is not None else 0
+    return Lessons(
+        inputs=jax.random.normal(KEYS[1], (*shape, fans[0][0])),
+        joined=jax.random.normal(KEYS[2], (*shape, num_joined)) if num_joined else None,
+        targets=jax.random.uniform(KEYS[3], (*shape, fans[-1][1])),
+        weights=jax.random.bernoulli(KEYS[4], 0.7, (*shape, fans[-1][1])).astype(jnp.float32),
+        is_logit=jnp.asarray(is_logit),
+    )
+
+
+def forward(layers, x, joined, join):
+    for k, layer in enumerate(layers):
+        x = x @ layer["weight"] + layer["bias"]
+        x = jnp.tanh(x) if k < len(layers) - 1 else x
+        x = jnp.concatenate([x, joined], -1) if k == join else x
+    return x
+
+
+def loss(layers, lesson, join):
+    outputs = forward(layers, lesson.inputs, lesson.joined, join)
+    halves = 0.5 * (outputs - lesson.targets) ** 2
+    logits = jax.nn.softplus(outputs) - lesson.targets * outputs
+    each = jnp.where(lesson.is_logit, logits, halves) * lesson.weights
+    return each.sum() / len(outputs)
+
+
+def check_close(ours, theirs, tolerance=1e-6):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("is_logit", [False, True])
+@pytest.mark.parametrize(("fans", "join", "batch_size"), SHAPES)
+def test_training_is_grad_and_adam(fans, join, batch_size, is_logit):
+    net, layers = Dense(fans, join, interpret=True), draw_layers(fans)
+    lessons = draw_lessons(fans, join, batch_size, is_logit=is_logit)
+    optimiser = optax.adam(RATE, eps=1e-4)
+    state, losses = optimiser.init(layers), []
+    begun = Adam(jnp.int32(0), net.pack(layers), *[jnp.zeros(net.num_words)] * 2)
+    for step in range(NUM_STEPS):
+        lesson = jax.tree.map(lambda x, step=step: x if x.ndim == 0 else x[step], lessons)
+        value, gradient = jax.value_and_grad(loss)(layers, lesson, join)
+        change, state = optimiser.update(gradient, state)
+        layers = optax.apply_updates(layers, change)
+        losses.append(value)
+    adam, found = net.train(begun, lessons, learning_rate=RATE, epsilon=1e-4)
+    check_close(found, jnp.stack(losses))
+    check_close(net.unpack(adam.values), layers)
+    check_close(net.unpack(adam.mean), state[0].mu)
+    check_close(net.unpack(adam.square), state[0].nu)
+    assert adam.num_steps == NUM_STEPS
+    for words in adam[1:]:  # nothing has leaked into the padding
+        np.testing.assert_array_equal(net.pack(net.unpack(words)), words)
+
+
+@pytest.mark.parametrize(("fans", "join", "batch_size"), SHAPES)
+def test_applying_is_the_forward_pass(fans, join, batch_size):
+    net, layers = Dense(fans, join, interpret=True), draw_layers(fans)
+    lesson = draw_lessons(fans, join, batch_size, is_logit=False)
+    for exact in (False, True):
+        ours = net.apply(
+            net.pack(layers),
+            lesson.inputs[0],
+            None if join is None else lesson.joined[0],
+            exact=exact,
+        )
+        theirs = forward(layers, lesson.inputs[0], None if join is None else lesson.joined[0], join)
+        check_close(ours, theirs, 2e-6)
+
+
+def test_packing_is_undone_by_unpacking():
+    fans = SHAPES[1].values[0]
+    layers = draw_layers(fans)
+    check_close(Dense(fans, 1).unpack(Dense(fans, 1).pack(layers)), layers, 0)
+
+
+AGENT = DynaQ(
+    (2,),
+    3,
+    encoder=MLP((16, 15)),
+    head=MLP((16,)),
+    value=MLP((16, 16)),
+    num_model_updates=2,
+    num_planning_updates=2,
+    batch_size=8,
+    model_learning_rate=1e-2,
+    value_learning_rate=1e-2,
+    target_period=2,
+)
+AGENTS = {
+    "default": AGENT,
+    "one-hot": replace(AGENT, one_hot_action=True, planning_delay=2),
+    "direct": replace(AGENT, direct_dynamics=True),
+}
+
+
+def draw_batches(key, num_runs):
+    shape = (num_runs, *AGENT.appetite[:2])
+    keys = jax.random.split(key, 6)
+    ended = jax.random.bernoulli(keys[0], 0.3, shape)
+    reward = jnp.where(ended, jax.random.uniform(keys[1], shape, maxval=4.0), 0.0)
+    seen, next_seen = (jax.random.normal(k, (*shape, 2)) for k in keys[2:4])
+    action = jax.random.randint(keys[4], shape, 0, 3)
+    items = Transition(seen, action, reward, ended, next_seen)
+    known = jax.random.bernoulli(keys[5], 0.8, shape)
+    return Batch(items, known, jnp.zeros(shape, jnp.int32))
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        AGENTS["one-hot"],
+        pytest.param(AGENTS["default"], marks=pytest.mark.slow),
+        pytest.param(AGENTS["direct"], marks=pytest.mark.slow),
+    ],
+)
+def test_dyna_q_learns_and_acts_the_same(agent):
+    chip = DynaQOnChip(agent, interpret=True)
+    plain = jax.vmap(agent.init)(KEYS[:2])
+    boarded = jax.vmap(chip.enter)(plain)
+    check_close(jax.vmap(chip.leave)(boarded), plain, 0)
+    update, update_on_chip = jax.jit(jax.vmap(agent.update)), jax.jit(jax.vmap(chip.update))
+    for key in KEYS[2:6]:  # long enough for two copies into the target network
+        batches = draw_batches(key, 2)
+        plain, metrics = update(plain, batches, KEYS[6:8])
+        boarded, metrics_on_chip = update_on_chip(boarded, batches, KEYS[6:8])
+        check_close(metrics_on_chip, metrics, 2e-5)
+    check_close(jax.vmap(chip.leave)(boarded), plain, 2e-5)
+    check_close(
+        jax.vmap(chip.errors)(boarded, batches), jax.vmap(agent.errors)(plain, batches), 1e-4
+    )
+    seen = batches.items.observation[:, 0, 0]
+    for explore in (False, True):
+        ours, theirs = (
+            jax.vmap(lambda s, o, k, form=form: form.act(s, (), o, k, explore=explore)[0])(  # noqa: B023
+                state, seen, KEYS[8:10]
+            )
+            for form, state in ((chip, boarded), (agent, plain))
+        )
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"value": MLP((16,), "relu")},
+        {"encoder": MLP(())},
+        {"head": MLP((256,))},
+        {"observation_shape": (8, 8, 3)},
+        {"stack_model": False},
+        {"batch_size": 256},
+    ],
+    ids=str,
+)
+def test_what_the_kernels_do_not_know_is_left_to_the_plain_form(change):
+    assert DynaQOnChip.fits(AGENT)
+    assert not DynaQOnChip.fits(replace(AGENT, **change))
+    assert on_chip(AGENT) is None or jax.default_backend() == "gpu"
+
+
+@pytest.mark.slow
+def test_a_stretch_on_chip_ends_where_a_plain_one_does(monkeypatch):
+    """The whole loop: enter, act, store, sample, learn, leave."""
+    pack = tiny_pack()
+    agent = replace(
+        pack.lead.agent,
+        encoder=MLP((16,)),
+        head=MLP((16,)),
+        value=MLP((16,)),
+        stack_model=True,
+        observation_shape=pack.lead.environment.spec.observation_shape,
+    )
+    pack = packs.Pack(tuple(replace(e, agent=agent) for e in pack.experiments))
+    task = pack.lead.environment.train_task(1)
+    finals = []
+    for form in (None, DynaQOnChip(agent, interpret=True)):
+        monkeypatch.setattr(packs, "on_chip", lambda _, form=form: form)
+        jax.clear_caches()
+        runs = jax.tree.map(jnp.copy, loop.init(pack, outline_localities(pack)))
+        runs, _ = loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(40), True)
+        runs, tally = loop.advance(pack, runs, task, jnp.int32(40), jnp.int32(12), False)
+        finals.append(jax.device_get((runs.agents, tally.sums)))
+    jax.clear_caches()
+    check_close(finals[1], finals[0], 1e-4)
