@@ -5,6 +5,10 @@ makes 5 model and 5 planning updates of batch 32. The yardstick is `benchmarks/e
 algorithm as a plain loop, one operation at a time.
 
     python benchmarks/dyna_q.py [--runs 1 10] [--steps 500] [--eager]
+    python benchmarks/dyna_q.py --rules lofo lofo-handcrafted fifo-4.5e6 fifo-3e5 reservoir-3e4 --runs 10
+
+With `--rules`, each rule has so many runs and all are one program; their buffers are filled by random steps.
+On a GPU `--plain` times the same program without the hand-written kernels, as the peer.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lofo.experiments import Pack, find, loop
+from lofo.experiments import pack as packs
 from lofo.types import Transition
 
 STORED = 24_000
@@ -56,9 +61,21 @@ def fill_buffer(pack, params, replay, key):
     return replay._replace(index=ledger, rows=rows)
 
 
-def measure(num_runs: int, num_steps: int, stack_model: bool) -> tuple[float, float, int]:
+def prepare_rules(rules: list[str], num_seeds: int) -> tuple[Pack, loop.Runs]:
+    """Several rules in one program, after random steps."""
+    named = (find(f"mountaincar/dyna_q/{rule}") for rule in rules)
+    pack = Pack(tuple(dataclasses.replace(e, seeds=tuple(range(num_seeds))) for e in named))
+    keys = jax.random.split(jax.random.PRNGKey(0), num_seeds)
+    localities = tuple(
+        jax.vmap(b.locality.init)(keys) if b.embedding_size else () for b in pack.buffers
+    )
+    runs = jax.tree.map(jnp.copy, loop.init(pack, localities))
+    task = pack.lead.environment.train_task(1)
+    return pack, loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(STORED), True)[0]
+
+
+def measure(pack: Pack, runs: loop.Runs, num_steps: int) -> tuple[float, float, int]:
     """Steps a second of each run, seconds to compile, rows stored."""
-    pack, runs = prepare(num_runs, stack_model)
     task = pack.lead.environment.train_task(1)
     began = time.perf_counter()
     runs, _ = jax.block_until_ready(
@@ -80,7 +97,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--eager", action="store_true", help="time the plain loop too")
     parser.add_argument("--unstacked", action="store_true", help="the three model nets apart too")
+    parser.add_argument("--rules", nargs="+", help="names after mountaincar/dyna_q/, side by side")
+    parser.add_argument("--plain", action="store_true", help="without the hand-written kernels")
     arguments = parser.parse_args()
+    if arguments.plain:
+        packs.on_chip = lambda agent: None
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
     print(
         f"{'runs':>5} {'stacked':>8} {'env steps/s':>12} {'run-steps/s':>12} {'compile s':>10} {'rows':>7}"
@@ -88,10 +109,16 @@ def main() -> None:
     rates = {}
     for num_runs in arguments.runs:
         for stacked in (True, False) if arguments.unstacked else (True,):
-            rate, compiled, stored = measure(num_runs, arguments.steps, stacked)
+            pack, runs = (
+                prepare_rules(arguments.rules, num_runs)
+                if arguments.rules
+                else prepare(num_runs, stacked)
+            )
+            rate, compiled, stored = measure(pack, runs, arguments.steps)
             rates[num_runs] = max(rate, rates.get(num_runs, 0.0))
+            total = num_runs * len(pack.experiments)
             print(
-                f"{num_runs:5} {stacked!s:>8} {rate:12,.0f} {rate * num_runs:12,.0f} "
+                f"{total:5} {stacked!s:>8} {rate:12,.0f} {rate * total:12,.0f} "
                 f"{compiled:10.1f} {stored:7,}",
                 flush=True,
             )

@@ -137,6 +137,17 @@ def test_planning_target_weighs_the_future_by_the_chance_to_go_on():
     assert_close(target, jnp.array([0.5 + 0.9 * 0.75 * 3, 1 - 0.9 * 2, 2.0]), 1e-6)
 
 
+def test_a_reward_at_the_end_pays_as_far_as_an_end_is_predicted():
+    """On the rim of a goal, where a smooth reward pays 0.3 and no end is seen, nothing is left."""
+    reward, termination = jnp.array([0.3, 1.0, 2.0]), jnp.array([0.0, 0.5, 1.0])
+    next_values = jnp.array([[1.0, 2.0], [1.0, 2.0], [9.0, 9.0]])
+    faithful, cured = (DynaQ((2,), 3, reward_at_end=at_end) for at_end in (False, True))
+    future = 0.99 * np.array([2.0, 0.5 * 2.0, 0.0])
+    assert_close(faithful.planning_target(reward, termination, next_values), reward + future, 1e-6)
+    gated = np.array([0.0, 0.5, 2.0])
+    assert_close(cured.planning_target(reward, termination, next_values), gated + future, 1e-6)
+
+
 def plain_net(layers, last, x):
     for layer in layers:
         x = jnp.tanh(x @ layer["weight"] + layer["bias"])

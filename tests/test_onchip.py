@@ -128,7 +128,7 @@ AGENT = DynaQ(
 )
 AGENTS = {
     "default": AGENT,
-    "one-hot": replace(AGENT, one_hot_action=True, planning_delay=2),
+    "one-hot": replace(AGENT, one_hot_action=True, planning_delay=2, reward_at_end=True),
     "direct": replace(AGENT, direct_dynamics=True),
 }
 

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from lofo import cli
-from lofo.records import Recorder, Row, read, write_arrays
+from lofo.records import Recorder, Row, read, read_arrays, thin, write_arrays
 from lofo.reports import (
     adaptation_table,
     as_json,
@@ -691,3 +691,31 @@ def test_reports_and_worlds_agree_on_the_rewards():
     from lofo.reports.runs import TRUE_REWARDS
 
     assert tuple(TRUE_REWARDS[phase] for phase in (1, 2)) == TASK_REWARDS
+
+
+def test_a_thinned_record_tells_the_same_returns(tmp_path: Path) -> None:
+    others = [Row("a", 7, 2, 500 + 100 * k, "stored", float(k)) for k in range(1, 6)]
+    maps = write_arrays(write(tmp_path / "whole"), "map", {"coverage": np.arange(4)})
+    before = [Row("a", 7, 0, 0, "locality/loss", 1.0)]
+    whole = write(
+        tmp_path / "whole",
+        header(settings("a")),
+        before + rows_of("a", 1, PHASE_1),
+        header(settings("a"), step=500),
+        rows_of("a", 2, PHASE_2) + others + [Row("a", -1, 2, 1000, "maps", maps)],
+    )
+    num_rows = thin(whole, tmp_path / "thin", 3)
+    headers, rows = read(tmp_path / "thin")
+    assert [h["from_step"] for h in headers] == [0, 500] and headers[0]["thinned"] == 3
+    assert len(rows) == num_rows
+    assert [r for r in rows if r.metric == "return"] == [
+        r for r in read(whole)[1] if r.metric == "return"
+    ]
+    assert [r.step for r in rows if r.metric == "stored"] == [600, 900, 1000]  # and the last
+    assert before[0] in rows
+    np.testing.assert_array_equal(read_arrays(tmp_path / "thin", maps)["coverage"], np.arange(4))
+    first, second = (summarise([folder]) for folder in (whole, tmp_path / "thin"))
+    assert [s.per_seed for s in first] == [s.per_seed for s in second]
+    for target, every, words in ((tmp_path / "thin", 3, "already"), (tmp_path / "new", 0, "got 0")):
+        with pytest.raises(LofoError, match=words):
+            thin(whole, target, every)

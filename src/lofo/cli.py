@@ -16,6 +16,7 @@ from lofo.experiments import DEMO, REGISTRY, SWEEPS, Experiment, Pack, find_all,
 from lofo.experiments.overrides import override
 from lofo.experiments.settings import describe
 from lofo.progress import watching
+from lofo.records import thin
 from lofo.reports import adaptation_table, as_json, summarise, verdict_table
 from lofo.types import LofoError
 
@@ -141,6 +142,21 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Thin:
+    """Copies a run's record with fewer rows, small enough to keep for ever."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Where the rows are."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Where the copy goes."""
+    every: int = 10
+    """Keep every so many evaluations, and the last of each phase; returns are kept entirely."""
+
+    def go(self) -> None:
+        print(f"{thin(self.folder, self.out, self.every):,} rows: {self.out}")
+
+
+@dataclass(frozen=True)
 class Show:
     """Shows a run's settings as the paper's tables print them, or the runs of a sweep."""
 
@@ -162,7 +178,14 @@ LoFo forgets only near what it sees, so it unlearns T1's old reward and keeps T2
 everything still holds T1's old reward (stale rows); FIFO of LoFo's size has lost what lies outside
 the T1-zone. A large FIFO recovers partly if phase 2 goes on long enough, until the new samples
 outnumber the stale ones; the paper reports the same."""
-COMMANDS: dict[str, Any] = {"demo": Demo, "list": List, "run": Run, "report": Report, "show": Show}
+COMMANDS: dict[str, Any] = {
+    "demo": Demo,
+    "list": List,
+    "run": Run,
+    "report": Report,
+    "show": Show,
+    "thin": Thin,
+}
 
 
 def execute(

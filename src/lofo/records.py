@@ -85,6 +85,36 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[Row]]:
     return headers, rows
 
 
+def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = ("return",)) -> int:
+    """Copies a record with fewer rows: `whole` metrics entirely, others at some evaluations.
+
+    Kept of each phase are every so many evaluations, counted from its first, and the last.
+    """
+    if every < 1:
+        raise LofoError(f"keep every 1st, 2nd, … evaluation, got {every}")
+    _, rows = read(source)
+    if (target / ROWS).exists():
+        raise LofoError(f"{target} holds rows already: choose another folder")
+    kept: set[tuple[int, int]] = set()
+    for phase in {row.phase for row in rows}:
+        steps = sorted({row.step for row in rows if row.phase == phase})
+        kept |= {(phase, step) for step in (*steps[::every], steps[-1])}
+    target.mkdir(parents=True, exist_ok=True)
+    num_rows = 0
+    with open(target / ROWS, "w", encoding="utf-8") as file:
+        for line in _lines(source / ROWS):  # in order, so that headers stay above their rows
+            data = json.loads(line)
+            if "header" in data:
+                file.write(json.dumps({"header": data["header"] | {"thinned": every}}) + "\n")
+            elif (data["phase"], data["step"]) in kept or data["metric"] in whole:
+                file.write(line)
+                num_rows += 1
+                if isinstance(data["value"], str):
+                    name = data["value"]
+                    write_arrays(target, Path(name).stem, read_arrays(source, name))
+    return num_rows
+
+
 def write_arrays(folder: Path, name: str, arrays: dict[str, np.ndarray]) -> str:
     """Writes arrays beside the rows and returns the name to put into a row."""
     path = folder / f"{name}.npz"

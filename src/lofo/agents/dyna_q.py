@@ -67,6 +67,7 @@ class DynaQ:
     raw_inputs: bool = False  # reading: feed observations as they are
     one_hot_action: bool = False  # reading: three inputs instead of one scalar
     direct_dynamics: bool = False  # reading: predict the successor itself, not the change
+    reward_at_end: bool = False  # cure: plan with rewards only as far as the model sees an end
     stack_model: bool = True  # one batched product for the three parts: fewer kernels on a GPU
 
     def __post_init__(self) -> None:
@@ -182,7 +183,17 @@ class DynaQ:
     def _targets(self, state: DynaQState, observation: Array, action: Array) -> Array:
         successor, reward, logit = self._model(state.model, observation, action)
         next_values = self._value.apply(state.target, successor)
-        return planning_target(reward, jax.nn.sigmoid(logit), next_values, self.discount)
+        return self.planning_target(reward, jax.nn.sigmoid(logit), next_values)
+
+    def planning_target(self, reward: Array, termination: Array, next_values: Array) -> Array:
+        """What planning teaches the Q-network.
+
+        A smooth reward network pays a little all around a goal, where the sharper termination
+        network sees no end: the best plan in such a model circles the goal for ever. Where only
+        ends pay, `reward_at_end` closes that gap.
+        """
+        reward = reward * termination if self.reward_at_end else reward
+        return planning_target(reward, termination, next_values, self.discount)
 
     def _plan(
         self, state: DynaQState, batch: tuple[Array, Array, Array]

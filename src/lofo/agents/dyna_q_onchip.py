@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from lofo.agents.base import Appetite
 from lofo.agents.dyna_q import DynaQ, DynaQState
-from lofo.agents.losses import planning_target
 from lofo.networks import MLP
 from lofo.networks.onchip import Adam, Dense, Layer, Lessons
 from lofo.types import Array, Batch, Key, Metrics, Transition, Tree
@@ -181,7 +180,7 @@ class DynaQOnChip:
         successor = change if agent.direct_dynamics else x + change
         next_values = jax.vmap(self._value.apply, (None, 0))(state.target, successor)
         termination = jax.nn.sigmoid(logit[..., 0])
-        target = planning_target(reward[..., 0], termination, next_values, agent.discount)
+        target = agent.planning_target(reward[..., 0], termination, next_values)
         lessons = Lessons(
             inputs=x,
             joined=None,

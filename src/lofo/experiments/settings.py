@@ -81,6 +81,7 @@ def _dyna_q(agent: DynaQ) -> Section:
         ("Inputs", "raw" if agent.raw_inputs else "scaled"),
         ("Action input", "one-hot" if agent.one_hot_action else "one scalar"),
         ("Dynamics output", "successor" if agent.direct_dynamics else "change of state"),
+        ("Reward in planning", "times termination" if agent.reward_at_end else "as predicted"),
     ]
 
 
