@@ -46,6 +46,7 @@ bench: $(BASE)
 	.venv/bin/python benchmarks/dyna_q.py --runs 1 10 --eager
 	.venv/bin/python benchmarks/insert.py
 	.venv/bin/python benchmarks/neighbours.py
+	MUJOCO_GL=egl .venv/bin/python benchmarks/reacher.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -13,7 +13,7 @@ import lofo
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "lofo"
-WITH_CODE = [ROOT / "README.md", ROOT / "docs" / "extending.md"]
+WITH_CODE = [ROOT / "README.md", ROOT / "docs" / "extending.md", ROOT / "docs" / "worlds.md"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"`([^`\n]+)`")

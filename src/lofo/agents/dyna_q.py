@@ -20,7 +20,17 @@ from lofo.agents.losses import (
     termination_loss,
     value_loss,
 )
-from lofo.networks import IDENTITY, MLP, Chain, Initialisation, Network, linear
+from lofo.agents.picture_model import PictureModel
+from lofo.networks import (
+    IDENTITY,
+    MLP,
+    Chain,
+    Initialisation,
+    Network,
+    TransposedCNN,
+    check_shape,
+    linear,
+)
 from lofo.types import Array, Batch, Key, Metrics, Transition, Tree
 
 
@@ -45,7 +55,10 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class DynaQ:
-    """The deep Dyna-Q of the paper; the defaults are its MountainCar table."""
+    """The deep Dyna-Q of the paper; the defaults are its MountainCar table.
+
+    With a decoder the observations are pictures, and the dynamics draw the next one.
+    """
 
     observation_shape: tuple[int, ...]
     num_actions: int
@@ -69,6 +82,7 @@ class DynaQ:
     direct_dynamics: bool = False  # reading: predict the successor itself, not the change
     reward_at_end: bool = False  # cure: plan with rewards only as far as the model sees an end
     stack_model: bool = True  # one batched product for the three parts: fewer kernels on a GPU
+    decoder: TransposedCNN | None = None  # of the dynamics, in place of the head
 
     def __post_init__(self) -> None:
         updates = ("target_period", "num_model_updates", "num_planning_updates")
@@ -79,6 +93,8 @@ class DynaQ:
             value = getattr(self, name)
             if isinstance(value, int | float) and not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {value}")
+        if self.decoder:
+            self.decoder.check_draws(self.observation_shape)
 
     @property
     def appetite(self) -> Appetite:
@@ -87,8 +103,7 @@ class DynaQ:
 
     def init(self, key: Key) -> DynaQState:
         key_dynamics, key_reward, key_termination, key_value = jax.random.split(key, 4)
-        parts = [self._init_part(k) for k in (key_dynamics, key_reward, key_termination)]
-        model = jax.tree.map(lambda *p: jnp.stack(p), *parts) if self.stack_model else tuple(parts)
+        model = self._init_model((key_dynamics, key_reward, key_termination))
         value, _ = self._value.init(key_value, self.observation_shape)
         return DynaQState(
             model=model,
@@ -157,6 +172,7 @@ class DynaQ:
 
     def scale(self, observation: Array) -> Array:
         """Observations in the units the networks see."""
+        check_shape(observation, self.observation_shape, "agent", self.decoder)
         observation = observation.astype(jnp.float32)
         return observation if self.raw_inputs else self.scaling.apply(self._no_params, observation)
 
@@ -208,12 +224,21 @@ class DynaQ:
 
     def _model(self, model: Tree, x: Array, action: Array) -> tuple[Array, Array, Array]:
         """Successor, reward and termination logit of scaled observations."""
+        if self._pictures:
+            change, reward, logit = self._pictures.apply(model, x, self.embed_action(action))
+            return change if self.direct_dynamics else x + change, reward, logit
         if self.stack_model:
             change, reward, logit = jax.vmap(self._apply_part, (0, None, None))(model, x, action)
         else:
             change, reward, logit = (self._apply_part(part, x, action) for part in model)
         change = change.reshape(x.shape)
         return change if self.direct_dynamics else x + change, reward[..., 0], logit[..., 0]
+
+    def _init_model(self, keys: tuple[Key, Key, Key]) -> Tree:
+        if self._pictures:
+            return self._pictures.init(keys, self.observation_shape, self.action_size)
+        parts = [self._init_part(key) for key in keys]
+        return jax.tree.map(lambda *p: jnp.stack(p), *parts) if self.stack_model else tuple(parts)
 
     def _init_part(self, key: Key) -> Tree:
         key_encoder, key_head = jax.random.split(key)
@@ -244,6 +269,13 @@ class DynaQ:
     def _head(self) -> Network:
         # The three parts share one width so that they stack; reward and termination read entry 0.
         return Chain((self.head, linear(prod(self.observation_shape), self.output_init)))
+
+    @property
+    def _pictures(self) -> PictureModel | None:
+        if self.decoder is None:
+            return None
+        parts = self.encoder, self.decoder, self.head
+        return PictureModel(*parts, self.output_init, self.stack_model)
 
     @property
     def _value(self) -> Network:

@@ -69,7 +69,8 @@ class DeviceStorage:
     def write(self, rows: PackedRows, slot: Array, item: Tree) -> PackedRows:
         """One scatter; a refused item is dropped by it."""
         kinds = zip(jax.tree.leaves(item), rows.leaves, strict=True)
-        words = jnp.concatenate([_to_words(jnp.asarray(x, kind[1])) for x, kind in kinds])
+        none = jnp.zeros(0, jnp.uint32)  # an item may be empty: an index that only counts
+        words = jnp.concatenate([none, *(_to_words(jnp.asarray(x, k[1])) for x, k in kinds)])
         new = rows.words.at[slot].set(words, mode="drop")
         return dataclasses.replace(rows, words=new)
 

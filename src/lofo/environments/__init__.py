@@ -3,19 +3,26 @@
 from lofo.environments.base import TASK_REWARDS, Chart, Environment, Spec, State, Task, World
 from lofo.environments.check import LocaViolation, check_loca
 from lofo.environments.minigrid import MiniGrid, Pose
+from lofo.environments.minigrid_pixels import MiniGridPixels
 from lofo.environments.mountaincar import Box, Car, MountainCar
+from lofo.environments.reacher import Arm, RandomizedReacher, Reacher, Start
 
 __all__ = [
     "TASK_REWARDS",
+    "Arm",
     "Box",
     "Car",
     "Chart",
     "Environment",
     "LocaViolation",
     "MiniGrid",
+    "MiniGridPixels",
     "MountainCar",
     "Pose",
+    "RandomizedReacher",
+    "Reacher",
     "Spec",
+    "Start",
     "State",
     "Task",
     "World",

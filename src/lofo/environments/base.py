@@ -41,7 +41,7 @@ class Chart(NamedTuple):
     extent: tuple[float, float, float, float]  # left, right, bottom, top of the drawing
     axes: tuple[str, str]  # what runs across, what runs up
     states: Tree  # physical, leaves [cells * looks]
-    actions: Array  # [cells * looks] int32
+    actions: Array  # [cells * looks] int32, or [cells * looks, action_size] float32
     weight: float  # of each look in the cell's sum
     blank: Array  # [cells] bool, terminal cells, where nothing can be asked
 
@@ -57,9 +57,10 @@ class Spec:
     observation_dtype: np.dtype[Any]
     observation_low: tuple[float, ...] | None  # for scaling to ±1; None: needs no scaling
     observation_high: tuple[float, ...] | None
-    num_actions: int
+    num_actions: int  # 0: actions are not listed but vectors
     time_limit: int
     discount: float
+    action_size: int = 0  # of an action vector, each number in [-1, 1]; 0: actions are listed
 
 
 class Environment(Protocol):
@@ -68,6 +69,10 @@ class Environment(Protocol):
     @property
     def pure(self) -> bool:
         """Whether `reset` and `step` may be traced by jit, scan and vmap."""
+
+    @property
+    def ends_at_goals(self) -> bool:
+        """Whether reaching T1 or T2 terminates an episode."""
 
     @property
     def spec(self) -> Spec: ...
@@ -88,6 +93,12 @@ class Environment(Protocol):
 
     def advance(self, physical: Tree, action: Array) -> tuple[Tree, Array, Array]: ...
 
+    def pay(self, task: Task, at_t1: Array, at_t2: Array) -> Array: ...
+
+    def random_action(self, key: Key) -> Array: ...
+
+    def probe_actions(self) -> Array: ...
+
     def in_t1_zone(self, physical: Tree) -> Array: ...
 
     def encode(self, physical: Tree) -> Array: ...
@@ -107,6 +118,7 @@ class World(ABC):
     """Makes an environment of pure dynamics; rewards, time limit and auto-reset live here, once."""
 
     pure: ClassVar[bool] = True
+    ends_at_goals: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -127,7 +139,11 @@ class World(ABC):
 
     @abstractmethod
     def advance(self, physical: Tree, action: Array) -> tuple[Tree, Array, Array]:
-        """The dynamics alone: (next physical state, reached T1, reached T2)."""
+        """The dynamics alone: (next physical state, reached T1, reached T2).
+
+        Reached or not is a bool; a world whose action lasts several inner steps gives the number
+        of them spent there, and `pay` says what they are worth.
+        """
 
     @abstractmethod
     def in_t1_zone(self, physical: Tree) -> Array:
@@ -152,6 +168,25 @@ class World(ABC):
     @abstractmethod
     def cell(self, code: Array) -> Array:
         """The chart's cell of a code, over any leading axes."""
+
+    def pay(self, task: Task, at_t1: Array, at_t2: Array) -> Array:
+        """The reward of a step that reached T1 or T2 or neither."""
+        return jnp.where(at_t1, task.reward_t1, jnp.where(at_t2, task.reward_t2, 0.0))
+
+    def random_action(self, key: Key) -> Array:
+        """A uniformly random action."""
+        spec = self.spec
+        if spec.action_size:
+            return jax.random.uniform(key, (spec.action_size,), jnp.float32, -1.0, 1.0)
+        return jax.random.randint(key, (), 0, spec.num_actions, jnp.int32)
+
+    def probe_actions(self) -> Array:
+        """Actions [A, ...] to check dynamics and models under: all that are listed, or corners."""
+        spec = self.spec
+        if not spec.action_size:
+            return jnp.arange(spec.num_actions)
+        axes = [jnp.array([-1.0, 0.0, 1.0], jnp.float32)] * spec.action_size
+        return jnp.stack(jnp.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, spec.action_size)
 
     def codes(self) -> Array | None:
         """Every code in order, where a code is its own row number; None if there are too many."""
@@ -184,9 +219,9 @@ class World(ABC):
         """Acts once and leaves an ended episode where it ended."""
         physical, at_t1, at_t2 = self.advance(state.physical, self.disturb(action, key))
         going = State(physical, state.time + 1)
-        terminated = at_t1 | at_t2
+        terminated = at_t1 | at_t2 if self.ends_at_goals else jnp.zeros((), bool)
         truncated = (going.time >= self.spec.time_limit) & ~terminated
-        reward = jnp.where(at_t1, task.reward_t1, jnp.where(at_t2, task.reward_t2, 0.0))
+        reward = self.pay(task, at_t1, at_t2)
         code = self.encode(physical)
         return going, TimeStep(code, code, reward, terminated, truncated)
 

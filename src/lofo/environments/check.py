@@ -13,7 +13,9 @@ from lofo.environments.base import Environment, State, Task
 from lofo.types import Array, Key, TimeStep, Tree
 
 NUM_STARTS = 1000
-CLOSE = 1e-5  # the same float32 step may round otherwise when compiled into another program
+# Of 1, or of a larger number itself: the same float32 step may round otherwise when compiled into
+# another program.
+CLOSE = 1e-5
 Rules: TypeAlias = dict[str, Array]  # the rule in words -> [...] bool, whether it holds
 
 
@@ -25,8 +27,8 @@ class Outcomes(NamedTuple):
     """What the bare dynamics make of a state under each action, and whether it is what came."""
 
     came: Array  # [A] bool, this action explains the successor seen: noise may change the action
-    at_t1: Array  # [A] bool
-    at_t2: Array  # [A] bool
+    at_t1: Array  # [A] bool, or how many inner steps
+    at_t2: Array  # [A]
     in_zone: Array  # [A] bool
 
 
@@ -97,7 +99,7 @@ def _check_probes(environment: Environment, key: Key) -> None:
     physical = environment.probe_states()
     over_actions = jax.vmap(probe, in_axes=(None, 0))
     over_both = jax.jit(jax.vmap(over_actions, in_axes=(0, None)))
-    rules = over_both(physical, jnp.arange(environment.spec.num_actions))
+    rules = over_both(physical, environment.probe_actions())
     _require({rule: holds.all(axis=1) for rule, holds in rules.items()}, physical)
 
 
@@ -124,7 +126,8 @@ def _rollout(environment: Environment, task: Task, key: Key, num_steps: int) -> 
         return after, (_step_rules(environment, task, state, timestep, after), state)
 
     key_start, key_act, key_env = jax.random.split(key, 3)
-    actions = jax.random.randint(key_act, (num_steps,), 0, environment.spec.num_actions)
+    choices = environment.probe_actions()
+    actions = choices[jax.random.randint(key_act, (num_steps,), 0, len(choices))]
     state, _ = environment.reset(task, key_start)
     return jax.lax.scan(act, state, (actions, jax.random.split(key_env, num_steps)))[1]
 
@@ -136,7 +139,7 @@ def _phase_rules(
     (after, one), (_, two) = (environment.step(task, state, action, key) for task in tasks)
     outcomes = _outcomes(environment, state.physical, one.successor)
     same = _same(one.successor, two.successor) & (one.terminated == two.terminated)
-    at_t2 = (outcomes.came & outcomes.at_t2).any() & same
+    at_t2 = (outcomes.came & (outcomes.at_t2 > 0)).any() & same
     return _step_rules(environment, tasks[0], state, one, after) | {
         "the dynamics are the same in both phases": same,
         "T2 pays the same in both phases": ~at_t2 | (one.reward == two.reward),
@@ -153,7 +156,7 @@ def _step_rules(
     return {
         "the T1-zone cannot be left": ~environment.in_t1_zone(before.physical) | closed,
         "the observation is the code of the state returned": known,
-        **_goal_rules(task, timestep, outcomes),
+        **_goal_rules(environment, task, timestep, outcomes),
         **_end_rules(environment.spec.time_limit, before.time, timestep, after.time),
     }
 
@@ -171,12 +174,18 @@ def _end_rules(time_limit: int, before: Array, timestep: TimeStep, after: Array)
     }
 
 
-def _goal_rules(task: Task, timestep: TimeStep, outcomes: Outcomes) -> Rules:
+def _goal_rules(
+    environment: Environment, task: Task, timestep: TimeStep, outcomes: Outcomes
+) -> Rules:
     """Rewards and termination happen at T1 and T2 and nowhere else."""
-    came, at_t1, at_t2, in_zone = outcomes
+    came, in_zone = outcomes.came, outcomes.in_zone
+    at_t1, at_t2 = outcomes.at_t1 > 0, outcomes.at_t2 > 0
     placed = jnp.where(at_t1, in_zone, ~(at_t2 & in_zone))
     at_goal = at_t1 | at_t2
-    due = jnp.where(at_t1, task.reward_t1, task.reward_t2)
+    due = environment.pay(task, outcomes.at_t1, outcomes.at_t2)
+    ending = at_goal if environment.ends_at_goals else jnp.zeros_like(at_goal)
+    last_rule = "T1 and T2, and nothing else, terminate"
+    last_rule = last_rule if environment.ends_at_goals else "nothing terminates"
     lost = ~came.any()  # then only the first rule can be judged
     paid = timestep.reward != 0.0
     return {
@@ -185,8 +194,7 @@ def _goal_rules(task: Task, timestep: TimeStep, outcomes: Outcomes) -> Rules:
         "nothing is paid but for reaching T1 or T2": lost | (came & (at_goal | ~paid)).any(),
         "T1 and T2 pay what the task says": lost
         | (came & (~at_goal | (due == timestep.reward))).any(),
-        "T1 and T2, and nothing else, terminate": lost
-        | (came & (at_goal == timestep.terminated)).any(),
+        last_rule: lost | (came & (ending == timestep.terminated)).any(),
     }
 
 
@@ -196,7 +204,7 @@ def _outcomes(environment: Environment, physical: Tree, successor: Array) -> Out
         came = _same(environment.encode(following), successor)
         return Outcomes(came, at_t1, at_t2, environment.in_t1_zone(following))
 
-    return jax.vmap(outcome)(jnp.arange(environment.spec.num_actions))
+    return jax.vmap(outcome)(environment.probe_actions())
 
 
 def _ended(timestep: TimeStep) -> Array:
@@ -204,7 +212,7 @@ def _ended(timestep: TimeStep) -> Array:
 
 
 def _same(one: Array, two: Array) -> Array:
-    return (jnp.abs(one - two) <= CLOSE).all()
+    return (jnp.abs(one - two) <= CLOSE * jnp.maximum(jnp.abs(two), 1)).all()
 
 
 def _require(rules: Rules, states: Tree) -> None:
@@ -214,7 +222,7 @@ def _require(rules: Rules, states: Tree) -> None:
         places = np.argwhere(~np.asarray(holds))
         if places.size:
             place = tuple(places[0])
-            state = jax.tree.map(lambda leaf, place=place: np.asarray(leaf)[place].item(), states)
+            state = jax.tree.map(lambda leaf, place=place: np.asarray(leaf)[place].tolist(), states)
             broken.append(f"broken rule: {rule}; at {state}")
     if broken:
         raise LocaViolation("\n".join(broken))

@@ -1,4 +1,7 @@
-"""MiniGridLoCA, seen as symbols: a walled square room, T1 in one corner, T2 in the opposite."""
+"""MiniGridLoCA, seen as symbols: a walled square room, T1 in one corner, T2 in the opposite.
+
+`MiniGridPixels` shows the same room as pictures; the physics are here and nowhere else.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,8 +29,9 @@ class Pose(NamedTuple):
 
 @dataclass(frozen=True)
 class MiniGrid(World):
-    """The room of the paper; T1 at (0, 0) inside its zone, T2 at (size - 1, size - 1).
+    """The room of the paper, or one of another size with its goals elsewhere.
 
+    The T1-zone is a square with T1 in its middle, or as near to it as the walls allow.
     A start distribution is a weight for every code, [size * size * 4] float32.
     """
 
@@ -35,6 +39,8 @@ class MiniGrid(World):
     zone_size: int = 2
     time_limit: int = 100
     discount: float = 0.99
+    t1_cell: tuple[int, int] = (0, 0)  # column, row
+    t2_cell: tuple[int, int] | None = None  # None: the last column and row
 
     def __post_init__(self) -> None:
         check_horizon(self.time_limit, self.discount)
@@ -45,6 +51,37 @@ class MiniGrid(World):
                 f"zone_size must lie in 2..{self.size - 1}, so that the T1-zone has starts and "
                 f"does not cover T2; got {self.zone_size}"
             )
+        for name, cell in (("t1_cell", self.t1_cell), ("t2_cell", self.goals[1])):
+            if len(cell) != 2 or not all(0 <= part < self.size for part in cell):
+                last = self.size - 1
+                raise ValueError(
+                    f"{name} must be a column and a row of the room, each in 0..{last}, got {cell}"
+                )
+        self._check_zone()
+
+    def _check_zone(self) -> None:
+        left, top = self.zone_corner
+        right, bottom = left + self.zone_size - 1, top + self.zone_size - 1
+        column, row = self.goals[1]
+        if left <= column <= right and top <= row <= bottom:
+            raise ValueError(
+                f"the T1-zone covers columns {left}..{right} and rows {top}..{bottom}, and so "
+                f"t2_cell {(column, row)}: put T2 outside, or choose a smaller zone_size than "
+                f"{self.zone_size}"
+            )
+
+    @property
+    def goals(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The cells of T1 and T2, each as column and row."""
+        last = self.size - 1
+        return self.t1_cell, (last, last) if self.t2_cell is None else self.t2_cell
+
+    @property
+    def zone_corner(self) -> tuple[int, int]:
+        """The first column and row of the T1-zone."""
+        before, last = (self.zone_size - 1) // 2, self.size - self.zone_size
+        column, row = (min(max(part - before, 0), last) for part in self.t1_cell)
+        return column, row
 
     @property
     def num_codes(self) -> int:
@@ -111,8 +148,11 @@ class MiniGrid(World):
         return pose, *self._reached(pose)
 
     def in_t1_zone(self, physical: Pose) -> Array:
-        """Within the square of `zone_size` cells in T1's corner."""
-        return (physical.column < self.zone_size) & (physical.row < self.zone_size)
+        """Within the square of `zone_size` cells around T1."""
+        left, top = self.zone_corner
+        across, down = physical.column - left, physical.row - top
+        inside = (across >= 0) & (across < self.zone_size)
+        return inside & (down >= 0) & (down < self.zone_size)
 
     def encode(self, physical: Pose) -> Array:
         """A pose's number."""
@@ -160,6 +200,5 @@ class MiniGrid(World):
 
     def _reached(self, pose: Pose) -> tuple[Array, Array]:
         """Whether a pose is at T1, and whether at T2."""
-        last = self.size - 1
-        at_t1 = (pose.column == 0) & (pose.row == 0)
-        return at_t1, (pose.column == last) & (pose.row == last)
+        at_t1, at_t2 = ((pose.column == x) & (pose.row == y) for x, y in self.goals)
+        return at_t1, at_t2

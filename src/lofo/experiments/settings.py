@@ -6,7 +6,7 @@ from lofo.agents import DynaQ
 from lofo.buffers import ByError, ByReward, Local, Sampler, Uniform
 from lofo.experiments.experiment import Experiment
 from lofo.locality import Contrastive, Handcrafted
-from lofo.networks import CNN, MLP, Chain
+from lofo.networks import CNN, MLP, Chain, TransposedCNN
 
 Section = tuple[str, list[tuple[str, Any]]]
 
@@ -67,9 +67,8 @@ def _buffer(experiment: Experiment) -> Section:
 
 
 def _dyna_q(agent: DynaQ) -> Section:
-    model = f"{network_words(agent.encoder)} (action) {network_words(agent.head)}".strip()
     return "Deep Dyna-Q", [
-        ("Dynamics, reward and termination model", model),
+        *_model_entries(agent),
         ("Action-value estimator", network_words(agent.value)),
         ("Value optimizer", f"Adam, learning rate {agent.value_learning_rate:g}"),
         ("Model optimizer", f"Adam, learning rate {agent.model_learning_rate:g}"),
@@ -82,6 +81,17 @@ def _dyna_q(agent: DynaQ) -> Section:
         ("Action input", "one-hot" if agent.one_hot_action else "one scalar"),
         ("Dynamics output", "successor" if agent.direct_dynamics else "change of state"),
         ("Reward in planning", "times termination" if agent.reward_at_end else "as predicted"),
+    ]
+
+
+def _model_entries(agent: DynaQ) -> list[tuple[str, Any]]:
+    joined = f"{network_words(agent.encoder)} (action) "
+    answers = f"{joined}{network_words(agent.head)}".strip()
+    if agent.decoder is None:
+        return [("Dynamics, reward and termination model", answers)]
+    return [
+        ("Dynamics model", f"{joined}{network_words(agent.decoder)}"),
+        ("Reward and termination model", answers),
     ]
 
 
@@ -100,10 +110,11 @@ def network_words(network: Any) -> str:
     """`64 x 64 (tanh)`: a network in the paper's notation."""
     if isinstance(network, Chain):
         return " ".join(filter(None, map(network_words, network.parts)))
-    if isinstance(network, CNN):
+    if isinstance(network, CNN | TransposedCNN):
         layers = zip(network.channels, network.kernels, network.strides, strict=True)
         shape = " ".join(f"{c}@{k}x{k}/{s}" for c, k, s in layers)
-        return f"conv {shape} ({network.activation})"
+        kind = "conv" if isinstance(network, CNN) else "transposed conv"
+        return f"{kind} {shape} ({network.activation})"
     if isinstance(network, MLP):
         activation = "" if network.activation == "none" else f" ({network.activation})"
         return " x ".join(map(str, network.sizes)) + activation

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from lofo.locality.base import Pairs
-from lofo.networks import Network
+from lofo.networks import Network, check_shape
 from lofo.types import Array, Key, Metrics, Tree
 
 
@@ -39,6 +39,8 @@ class Contrastive:
         return params
 
     def embed(self, params: Tree, observation: Array) -> Array:
+        """The encoder's vector, to the last digit of float32."""
+        check_shape(observation, self.observation_shape, "locality")
         # A GPU's default product is coarser than a whole radius, so ask for every digit.
         with jax.default_matmul_precision("highest"):
             return self.encoder.apply(params, observation)

@@ -1,16 +1,15 @@
 """Networks without a framework: `init` and `apply`."""
 
 from lofo.networks.blocks import (
-    CNN,
     IDENTITY,
     MLP,
     Chain,
     Initialisation,
     Network,
-    Pixels,
     Rescale,
     linear,
 )
+from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape
 
 __all__ = [
     "CNN",
@@ -21,5 +20,7 @@ __all__ = [
     "Network",
     "Pixels",
     "Rescale",
+    "TransposedCNN",
+    "check_shape",
     "linear",
 ]

@@ -36,10 +36,10 @@ class Network(Protocol):
     def apply(self, params: Tree, x: Array) -> Array: ...
 
 
-def _draw_layer(
+def draw_layer(
     key: Key, shape: Shape, fan_in: int, activation: str, initialisation: str
 ) -> dict[str, Array]:
-    """Draws one layer's weight and bias."""
+    """Draws one layer's weight and bias; the bias has the weight's last axis."""
     key_weight, key_bias = jax.random.split(key)
     if initialisation == "torch":  # PyTorch's default: weight and bias uniform in ±1/sqrt(fan_in)
         bound = 1 / math.sqrt(fan_in)
@@ -68,7 +68,7 @@ class MLP:
             raise ValueError(f"an MLP wants a vector, got shape {input_shape}; flatten it first")
         fans = (*input_shape, *self.sizes)
         layers = [
-            _draw_layer(k, (fan_in, fan_out), fan_in, self.activation, self.initialisation)
+            draw_layer(k, (fan_in, fan_out), fan_in, self.activation, self.initialisation)
             for k, fan_in, fan_out in zip(
                 jax.random.split(key, len(self.sizes)), fans[:-1], fans[1:], strict=True
             )
@@ -87,47 +87,6 @@ def linear(size: int, initialisation: Initialisation = "kaiming") -> MLP:
 
 
 @dataclass(frozen=True)
-class CNN:
-    """Convolutions without padding over [height, width, channels], flattened at the end."""
-
-    channels: tuple[int, ...]
-    kernels: tuple[int, ...]
-    strides: tuple[int, ...]
-    activation: Activation = "relu"
-    initialisation: Initialisation = "torch"
-
-    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
-        height, width, depth = input_shape
-        layers = []
-        keys = jax.random.split(key, len(self.channels))
-        for k, out, kernel, stride in zip(
-            keys, self.channels, self.kernels, self.strides, strict=True
-        ):
-            shape = (kernel, kernel, depth, out)
-            fan_in = kernel * kernel * depth
-            layers.append(_draw_layer(k, shape, fan_in, self.activation, self.initialisation))
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if min(height, width) < 1:
-                raise ValueError(f"an image of shape {input_shape} is too small for {self}")
-            depth = out
-        return tuple(layers), (height * width * depth,)
-
-    def apply(self, params: Tree, x: Array) -> Array:
-        batch_shape = x.shape[:-3]
-        x = x.reshape(-1, *x.shape[-3:])
-        for layer, stride in zip(params, self.strides, strict=True):
-            x = jax.lax.conv_general_dilated(
-                x,
-                layer["weight"],
-                (stride, stride),
-                "VALID",
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            )
-            x = ACTIVATIONS[self.activation](x + layer["bias"])
-        return x.reshape(*batch_shape, -1)
-
-
-@dataclass(frozen=True)
 class Rescale:
     """Maps the box [low, high] onto ±1, so that every number of a state counts alike."""
 
@@ -142,19 +101,6 @@ class Rescale:
         del params
         low, high = jnp.asarray(self.low, jnp.float32), jnp.asarray(self.high, jnp.float32)
         return (2 * x - low - high) / (high - low)
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """Maps uint8 images onto [0, 1]: the one place where pixels become numbers."""
-
-    def init(self, key: Key, input_shape: Shape) -> tuple[Tree, Shape]:
-        del key
-        return (), input_shape
-
-    def apply(self, params: Tree, x: Array) -> Array:
-        del params
-        return x.astype(jnp.float32) / 255
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ A network is one vector of words, every layer padded to powers of two: one base 
 it, aligned rows, no masks. Padding is 0 and stays 0, for no gradient reaches it.
 """
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,6 +29,12 @@ ALIGNED = 16  # words
 DECAY_MEAN, DECAY_SQUARE = 0.9, 0.999  # Adam's, as optax sets them
 
 Layer = dict[str, Array]  # "weight" [fan_in, fan_out] and "bias" [fan_out]
+
+
+def is_supported() -> bool:
+    """Whether the device has the tensor cores that the kernels are written for."""
+    capability = getattr(jax.devices()[0], "compute_capability", "")
+    return bool(re.fullmatch(r"\d+\.\d+", str(capability))) and float(capability) >= 8
 
 
 class Adam(NamedTuple):
@@ -93,13 +100,11 @@ class Dense:
             layers.append({"weight": weight, "bias": words[middle : middle + fans[1]]})
         return layers
 
-    def apply(
-        self, words: Array, inputs: Array, joined: Array | None = None, *, exact: bool = False
-    ) -> Array:
-        """The outputs [B, last fan_out] for inputs [B, first fan_in]; exact: float32 throughout."""
+    def apply(self, words: Array, inputs: Array, joined: Array | None = None) -> Array:
+        """The outputs [B, last fan_out] for inputs [B, first fan_in]."""
         data = [inputs] if joined is None else [inputs, joined]
         return pl.pallas_call(
-            partial(_apply_kernel, self, exact),
+            partial(_apply_kernel, self),
             out_shape=jax.ShapeDtypeStruct((len(inputs), self.fans[-1][1]), jnp.float32),
             name="dense_apply",
             **self._options(APPLY_WARPS),
@@ -140,9 +145,9 @@ class Dense:
         return {"compiler_params": parameters, "interpret": self.interpret}
 
 
-def _apply_kernel(net: Dense, exact: bool, words: Any, inputs: Any, *rest: Any) -> None:
+def _apply_kernel(net: Dense, words: Any, inputs: Any, *rest: Any) -> None:
     extra = None if net.join is None else _read_joined(net, rest[0])
-    outputs, _ = _forward(net, words, _read_data(inputs), extra, 0, exact)
+    outputs, _ = _forward(net, words, _read_data(inputs), extra, 0)
     num_rows, num_columns = rest[-1].shape
     rows, columns = _grid(outputs.shape)
     inside = (rows < num_rows) & (columns < num_columns)
@@ -222,7 +227,7 @@ def _descend(
 
 
 def _forward(
-    net: Dense, words: Any, x: Array, extra: Array | None, origin: Array | int, exact: bool = False
+    net: Dense, words: Any, x: Array, extra: Array | None, origin: Array | int
 ) -> tuple[Array, list[Array]]:
     """The outputs, and what each layer was given."""
     places = list(zip(net.shapes, net.offsets, strict=True))
@@ -235,7 +240,7 @@ def _forward(
         weight = ahead
         if k < len(biases) - 1:
             ahead = read(k + 1)
-        x = _dot(x, weight, exact=exact) + bias[None, :]
+        x = _dot(x, weight) + bias[None, :]
         if k < len(biases) - 1:
             x = _tanh(x)
             x = x + extra if k == net.join and extra is not None else x
@@ -279,12 +284,9 @@ def _grid(shape: tuple[int, ...]) -> tuple[Array, Array]:
     return jnp.arange(shape[0])[:, None], jnp.arange(shape[1])[None, :]
 
 
-def _dot(
-    a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False, exact: bool = False
-) -> Array:
+def _dot(a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False) -> Array:
     contracted = ((0 if trans_a else 1,), (1 if trans_b else 0,))
-    precision = jax.lax.Precision.HIGHEST if exact else None
-    return jax.lax.dot_general(a, b, (contracted, ((), ())), precision, jnp.float32)
+    return jax.lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
 
 
 def _tanh(x: Array) -> Array:
