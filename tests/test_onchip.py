@@ -182,6 +182,8 @@ def test_dyna_q_learns_and_acts_the_same(agent):
         {"observation_shape": (8, 8, 3)},
         {"stack_model": False},
         {"batch_size": 256},
+        {"encoder": MLP((128,))},  # and the action makes it wider
+        {"observation_shape": (300,)},
     ],
     ids=str,
 )

@@ -711,7 +711,7 @@ def test_a_thinned_record_tells_the_same_returns(tmp_path: Path) -> None:
     assert [r for r in rows if r.metric == "return"] == [
         r for r in read(whole)[1] if r.metric == "return"
     ]
-    assert [r.step for r in rows if r.metric == "stored"] == [600, 900, 1000]  # and the last
+    assert [r.step for r in rows if r.metric == "stored"] == [600, 900, 1000]  # two are judged by
     assert before[0] in rows
     np.testing.assert_array_equal(read_arrays(tmp_path / "thin", maps)["coverage"], np.arange(4))
     first, second = (summarise([folder]) for folder in (whole, tmp_path / "thin"))

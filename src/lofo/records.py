@@ -88,30 +88,36 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[Row]]:
 def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = ("return",)) -> int:
     """Copies a record with fewer rows: `whole` metrics entirely, others at some evaluations.
 
-    Kept of each phase are every so many evaluations, counted from its first, and the last.
+    Kept of each phase are every so many evaluations, counted from its first, and those at the end
+    that a summary judges by, so that it says the same of the copy.
     """
     if every < 1:
         raise LofoError(f"keep every 1st, 2nd, … evaluation, got {every}")
-    _, rows = read(source)
+    headers, rows = read(source)
+    judged = max((e["judged"] for h in headers for e in h["experiments"]), default=1)
     if (target / ROWS).exists():
         raise LofoError(f"{target} holds rows already: choose another folder")
     kept: set[tuple[int, int]] = set()
     for phase in {row.phase for row in rows}:
         steps = sorted({row.step for row in rows if row.phase == phase})
-        kept |= {(phase, step) for step in (*steps[::every], steps[-1])}
+        kept |= {(phase, step) for step in (*steps[::every], *steps[-judged:])}
     target.mkdir(parents=True, exist_ok=True)
     num_rows = 0
-    with open(target / ROWS, "w", encoding="utf-8") as file:
+    part = (target / ROWS).with_suffix(".part")
+    with open(part, "w", encoding="utf-8") as file:
         for line in _lines(source / ROWS):  # in order, so that headers stay above their rows
             data = json.loads(line)
             if "header" in data:
-                file.write(json.dumps({"header": data["header"] | {"thinned": every}}) + "\n")
+                already = data["header"].get("thinned", 1)
+                header = data["header"] | {"thinned": every * already}
+                file.write(json.dumps({"header": header}) + "\n")
             elif (data["phase"], data["step"]) in kept or data["metric"] in whole:
                 file.write(line)
                 num_rows += 1
                 if isinstance(data["value"], str):
                     name = data["value"]
                     write_arrays(target, Path(name).stem, read_arrays(source, name))
+    os.replace(part, target / ROWS)
     return num_rows
 
 

@@ -42,13 +42,15 @@ class DynaQOnChip:
     def fits(agent: DynaQ) -> bool:
         """Whether the kernels know the agent's networks: small vectors, tanh, parts that stack."""
         parts = agent.encoder, agent.head, agent.value
-        return (
-            all(isinstance(p, MLP) and p.sizes and p.activation == "tanh" for p in parts)
-            and max(size for p in parts if isinstance(p, MLP) for size in p.sizes) <= WIDEST
-            and len(agent.observation_shape) == 1
-            and agent.batch_size <= WIDEST
-            and agent.stack_model
-        )
+        if not all(isinstance(p, MLP) and p.sizes and p.activation == "tanh" for p in parts):
+            return False
+        if len(agent.observation_shape) != 1 or not agent.stack_model:
+            return False
+        chip = DynaQOnChip(agent)
+        sizes = [
+            size for net in (chip._model, chip._value) for shape in net.shapes for size in shape
+        ]
+        return max(*sizes, agent.batch_size) <= WIDEST
 
     @property
     def appetite(self) -> Appetite:

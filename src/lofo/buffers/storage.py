@@ -63,12 +63,22 @@ class DeviceStorage:
         """Zeros on the device."""
         leaves, structure = jax.tree.flatten(example)
         kinds = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        if wide := [str(dtype) for _, dtype in kinds if dtype.itemsize > 4]:
+            raise ValueError(
+                f"rows are words of 32 bits: store {wide[0]} as two leaves, or on the host"
+            )
         width = sum(_num_words(*kind) for kind in kinds)
         return PackedRows(jnp.zeros((num_slots, width), jnp.uint32), structure, kinds)
 
     def write(self, rows: PackedRows, slot: Array, item: Tree) -> PackedRows:
         """One scatter; a refused item is dropped by it."""
-        kinds = zip(jax.tree.leaves(item), rows.leaves, strict=True)
+        leaves, structure = jax.tree.flatten(item)
+        shapes, own = [jnp.shape(x) for x in leaves], [shape for shape, _ in rows.leaves]
+        if structure != rows.structure or shapes != own:  # else their words would be misread
+            raise ValueError(
+                f"items are {rows.structure} of shapes {own}, got {structure} of {shapes}"
+            )
+        kinds = zip(leaves, rows.leaves, strict=True)
         none = jnp.zeros(0, jnp.uint32)  # an item may be empty: an index that only counts
         words = jnp.concatenate([none, *(_to_words(jnp.asarray(x, k[1])) for x, k in kinds)])
         new = rows.words.at[slot].set(words, mode="drop")

@@ -16,7 +16,7 @@ from lofo.types import LofoError, Tree
 
 CHECKPOINT = "checkpoint.npz"
 MANIFEST = "manifest"
-FORMAT = 1
+FORMAT = 2
 
 
 def save(folder: Path, state: Tree, manifest: dict[str, Any]) -> None:

@@ -145,7 +145,7 @@ def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
         values, zone = cell.map.values, cell.map.t1_zone
         is_empty = values <= 0
         notes = [f"{np.nansum(values):,.0f} samples"]
-        notes += [f"{is_empty.sum()} of {np.isfinite(values).sum()} cells empty"]
+        notes += [f"{is_empty.sum()} of {np.isfinite(values).sum()} cells empty in every seed"]
         if zone is not None and np.nansum(values):
             notes += [f"{100 * np.nansum(values[zone]) / np.nansum(values):.1f} % in the T1-zone"]
         shown = np.where(is_empty, low / 10, values)
