@@ -319,7 +319,7 @@ def test_a_checkpoint_of_another_format_is_refused(finished: Finished, folder: P
         content[checkpoint.MANIFEST] = np.frombuffer(b'{"format": 99}', np.uint8)
 
     rewrite(folder, change)
-    assert_refused(finished.pack, folder, "checkpoint format 99", "reads 1")
+    assert_refused(finished.pack, folder, "checkpoint format 99", "reads 2")
 
 
 class Trap:
