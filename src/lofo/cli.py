@@ -1,4 +1,4 @@
-"""`lofo demo | list | run | report | show`: the laboratory from a terminal."""
+"""`lofo demo | list | run | report | show | thin`: the laboratory from a terminal."""
 
 import json
 import os
@@ -150,7 +150,7 @@ class Thin:
     out: Annotated[Path, tyro.conf.Positional]
     """Where the copy goes."""
     every: int = 10
-    """Keep every so many evaluations, and the last of each phase; returns are kept entirely."""
+    """Keep every so many evaluations, and those a phase is judged by; returns are kept whole."""
 
     def go(self) -> None:
         print(f"{thin(self.folder, self.out, self.every):,} rows: {self.out}")

@@ -80,7 +80,7 @@ class DynaQ:
     raw_inputs: bool = False  # reading: feed observations as they are
     one_hot_action: bool = False  # reading: three inputs instead of one scalar
     direct_dynamics: bool = False  # reading: predict the successor itself, not the change
-    reward_at_end: bool = False  # cure: plan with rewards only as far as the model sees an end
+    reward_at_end: bool = False  # variant: plan with rewards only as far as an end is predicted
     stack_model: bool = True  # one batched product for the three parts: fewer kernels on a GPU
     decoder: TransposedCNN | None = None  # of the dynamics, in place of the head
 
