@@ -182,6 +182,21 @@ def test_a_run_alone_equals_its_rows_in_the_pack(
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=str(name))
 
 
+def test_agents_that_differ_in_a_trait_share_a_program(tmp_path: Path) -> None:
+    names = ("lofo-handcrafted", "lofo-handcrafted-reward_at_end")
+    experiments = tuple(small(REGISTRY[f"mountaincar/dyna_q/{name}"]) for name in names)
+    run(Pack(experiments), tmp_path / "both")
+    together = values(tmp_path / "both")
+    losses = []
+    for experiment in experiments:
+        run(Pack((experiment,)), tmp_path / str(experiment.agent.reward_at_end))
+        alone = values(tmp_path / str(experiment.agent.reward_at_end))
+        last = experiment.id, 0, 160, "value_loss"
+        np.testing.assert_allclose(together[last], alone[last], rtol=1e-4)
+        losses.append(alone[last])
+    assert not np.isclose(*losses, rtol=1e-2)
+
+
 def test_runs_of_a_pack_differ_by_seed_and_by_buffer(finished: Finished) -> None:
     found = values(finished.folder)
     losses = {

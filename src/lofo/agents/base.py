@@ -21,7 +21,9 @@ class Appetite(NamedTuple):
 class Agent(Protocol):
     """Acts and learns; knows no buffer and no world.
 
-    An agent may also have `errors(state, batches)`, the error [num_batches, batch_size] of its
+    An agent that is a dataclass may also name `traits`: fields that matter to `update` alone, and
+    there may be traced numbers, so that runs which differ in them share one program.
+    It may have `errors(state, batches)`, the error [num_batches, batch_size] of its
     model on each sample: samplers such as `ByError` ask for it, on the batches they chose.
     """
 

@@ -6,7 +6,7 @@ Q-network, whose targets come from the model only: real rewards never reach the 
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,8 @@ class DynaQ:
 
     With a decoder the observations are pictures, and the dynamics draw the next one.
     """
+
+    traits: ClassVar = ("reward_at_end",)
 
     observation_shape: tuple[int, ...]
     num_actions: int
@@ -208,7 +210,7 @@ class DynaQ:
         network sees no end: the best plan in such a model circles the goal for ever. Where only
         ends pay, `reward_at_end` closes that gap.
         """
-        reward = reward * termination if self.reward_at_end else reward
+        reward = jnp.where(self.reward_at_end, reward * termination, reward)
         return planning_target(reward, termination, next_values, self.discount)
 
     def _plan(

@@ -119,7 +119,9 @@ class Experiment:
     @property
     def common(self) -> tuple[Any, ...]:
         """What experiments must share to run in one program."""
-        return self.environment, self.agent, self.phases, self.schedule, self.seeds
+        traits = dict.fromkeys(getattr(self.agent, "traits", ()), None)
+        agent = dataclasses.replace(self.agent, **traits) if traits else self.agent  # type: ignore[type-var]  # a protocol cannot say that it is a dataclass
+        return self.environment, agent, self.phases, self.schedule, self.seeds
 
 
 def shorten(experiment: Experiment, fraction: float) -> Experiment:

@@ -148,14 +148,13 @@ def _remember(
 
 
 def _update(pack: Pack, runs: Runs, step: Array) -> tuple[Runs, Metrics]:
-    agent = pack.learner
     keys = _step_keys(runs.streams, step)
     sampled = [
         jax.vmap(partial(_sample, pack, buffer))(runs.replays[k], runs.samplers[k], keys.sample)
         for k, buffer in enumerate(pack.buffers)
     ]
     batches = jax.tree.map(lambda *x: jnp.concatenate(x), *sampled)
-    agents, metrics = jax.vmap(agent.update)(runs.agents, batches, pack.tile(keys.update))
+    agents, metrics = pack.update(runs.agents, batches, pack.tile(keys.update))
     samplers = tuple(
         _learn_errors(pack, buffer, pack.part(agents, k), runs.samplers[k], sampled[k])
         for k, buffer in enumerate(pack.buffers)

@@ -3,7 +3,7 @@
 Runs are ordered by experiment, then by seed, so run `k * num_seeds + i` is seed i under buffer k.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from lofo.agents import on_chip
 from lofo.buffers.replay import ReplayState
 from lofo.experiments.experiment import Buffer, Experiment
-from lofo.types import Array, Key, LofoError, Metrics, Tree
+from lofo.types import Array, Batch, Key, LofoError, Metrics, Tree
 
 NEVER = np.iinfo(np.int32).max  # the step of something that did not happen
 
@@ -60,14 +60,19 @@ class StepKeys(NamedTuple):
 
 @dataclass(frozen=True)
 class Pack:
-    """Experiments that run in one program: same world, agent, phases, schedule and seeds."""
+    """Experiments that run in one program: same world, phases, schedule and seeds.
+
+    Their agents are equal too, but for their `traits`: the numbers that may differ.
+    """
 
     experiments: tuple[Experiment, ...]
 
     def __post_init__(self) -> None:
         if len({e.common for e in self.experiments}) != 1:
             ids = ", ".join(e.id for e in self.experiments)
-            raise LofoError(f"these differ in more than the buffer, so run them apart: {ids}")
+            raise LofoError(
+                f"these differ in more than the buffer and traits of the agent: run {ids} apart"
+            )
         if len({e.id for e in self.experiments}) != len(self.experiments):
             raise LofoError("an experiment was named twice")
         if not self.lead.environment.pure:
@@ -101,6 +106,24 @@ class Pack:
     def learner(self) -> Any:
         """The agent in the form that learns fastest on this device."""
         return on_chip(self.lead.agent) or self.lead.agent
+
+    def update(self, agents: Tree, batches: Batch, keys: Key) -> tuple[Tree, Metrics]:
+        """One update of every run, each with the traits of its own agent."""
+
+        def update(traits: dict[str, Array], *own: Any) -> tuple[Tree, Metrics]:
+            agent = replace(self.lead.agent, **traits) if traits else self.lead.agent  # type: ignore[type-var]  # a protocol cannot say that it is a dataclass
+            return (on_chip(agent) or agent).update(*own)
+
+        return jax.vmap(update)(self._traits, agents, batches, keys)
+
+    @property
+    def _traits(self) -> dict[str, Array]:
+        """Those that differ, [R] each."""
+        values = {
+            name: np.repeat([getattr(e.agent, name) for e in self.experiments], self.num_seeds)
+            for name in getattr(self.lead.agent, "traits", ())
+        }
+        return {name: jnp.asarray(v) for name, v in values.items() if len(set(v)) > 1}
 
     def enter(self, runs: Runs) -> Runs:
         """The runs with their agents in that form."""
