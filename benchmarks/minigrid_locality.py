@@ -95,6 +95,7 @@ def main() -> None:
         pack = Pack((replace(LOFO, seeds=(seed,)),))
         key_init, key_collect, key_fit, key_diagnose = jax.random.split(pack.streams.locality[0], 4)
         pairs = collect_pairs(pack, LOFO.buffer.locality_steps, key_collect)
+        pairs = pairs._replace(table=MINIGRID.decode(pairs.table))
         params, metrics = jax.jit(quick.fit)(quick.init(key_init), pairs, key_fit)
         points = np.asarray(MINIGRID_LOCALITY.embed(params, pairs.table))
         assert np.allclose(points, quick.embed(params, pairs.table), atol=1e-6)

@@ -105,7 +105,7 @@ def test_nearness_does_not_cancel_far_from_the_origin():
 
 def test_an_empty_row_is_no_neighbour():
     index = TransitionIndex(Local(1.0, 1), 3)
-    state, slot = index.add(index.init(2), jnp.zeros(2), None)  # all rows hold zeros
+    state, slot, _ = index.place(index.init(2), jnp.zeros(2), None)  # all rows hold zeros
     assert slot == 0 and state.near_total.tolist() == [0, 0]
 
 
@@ -114,7 +114,7 @@ def test_a_neighbourhood_may_hold_more_than_the_limit():
     index = TransitionIndex(Local(1.0, 1), 8)
     state = index.init(1)
     for x in (0.0, 1.5, 0.75):
-        state, _ = index.add(state, jnp.array([x]), None)
+        state, *_ = index.place(state, jnp.array([x]), None)
     assert state.size == 2 and sorted(state.embedding[:2, 0].tolist()) == [0.75, 1.5]
 
 
@@ -149,9 +149,9 @@ def test_older_is_what_is_not_among_the_last_newcomers():
         lambda: SequenceIndex(Fifo(), 4, 0),
         lambda: SequenceIndex(Local(1.0, 1), 4, 3, num_slots=2),
         lambda: TransitionIndex(Local(1.0, 1), 4).init(0),
-        lambda: TransitionIndex(Local(1.0, 1), 4).add(ledgers.init(4, 2), jnp.zeros(3), None),
-        lambda: TransitionIndex(Local(1.0, 1), 4).add(ledgers.init(4, 2), None, None),
-        lambda: TransitionIndex(Reservoir(), 4).add(ledgers.init(4, 0), None, None),
+        lambda: TransitionIndex(Local(1.0, 1), 4).place(ledgers.init(4, 2), jnp.zeros(3), None),
+        lambda: TransitionIndex(Local(1.0, 1), 4).place(ledgers.init(4, 2), None, None),
+        lambda: TransitionIndex(Reservoir(), 4).place(ledgers.init(4, 0), None, None),
         lambda: Replay(TransitionIndex(Fifo(), 4)).sample(
             Replay(TransitionIndex(Fifo(), 4)).init(EXAMPLE), 2, KEYS[0]
         ),
@@ -304,7 +304,9 @@ def test_radius_and_limit_are_data():
 
     def run(rule):
         index = TransitionIndex(rule, 64)
-        state, slots = jax.lax.scan(lambda s, e: index.add(s, e, None), index.init(2), embeddings)
+        state, slots = jax.lax.scan(
+            lambda s, e: index.place(s, e, None)[:2], index.init(2), embeddings
+        )
         return state.size, slots
 
     rules = Local(radius=jnp.array([0.25, 0.5, 1.0]), limit=jnp.array([1, 3, 2]))
@@ -343,7 +345,7 @@ def test_reservoir_is_a_uniform_sample_of_the_stream():
     index = TransitionIndex(Reservoir(), 5)
 
     def run(key):
-        add = lambda state, key: (index.add(state, None, key)[0], None)  # noqa: E731
+        add = lambda state, key: (index.place(state, None, key)[0], None)  # noqa: E731
         return jax.lax.scan(add, index.init(), jax.random.split(key, 20))[0].stamp
 
     stamps = jax.jit(jax.vmap(run))(jax.random.split(KEYS[0], 4000))

@@ -14,6 +14,7 @@ from lofo.buffers import Local, Replay, TransitionIndex
 from lofo.environments import MountainCar
 from lofo.experiments.paper import MOUNTAINCAR_HANDCRAFTED, MOUNTAINCAR_LOCALITY
 from lofo.locality import Contrastive, Handcrafted, Pairs, diagnose, pairs_of, suggest_radius
+from lofo.locality.base import as_it_is
 from lofo.locality.contrastive import draw_others
 from lofo.locality.diagnostics import QUANTILES
 from lofo.networks import CNN, IDENTITY, MLP, Chain, Pixels, linear
@@ -71,7 +72,7 @@ def test_whole_table_and_gathered_rows_give_the_same_loss():
     @jax.jit
     def losses(params):
         def loss(params, table):
-            return SMALL.loss(*SMALL._embed_rows(params, table, rows))
+            return SMALL.loss(*SMALL._embed_rows(params, table, as_it_is, rows))
 
         # 160 uses: ten rows are embedded whole, of three hundred only those that are used
         return [jax.value_and_grad(loss)(params, t) for t in (table[:10], table)]

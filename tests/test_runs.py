@@ -372,7 +372,7 @@ def test_stale_rows_are_those_the_present_task_cannot_pay() -> None:
         item = Transition(code, code, jnp.float32(reward), jnp.bool_(terminated), code)
         state = replay.add(state, item)
     for phase, stale, t1 in ((1, 0, 3), (2, 3, 0)):
-        found = describe_buffer(replay, state, MiniGrid().train_task(phase))
+        found = describe_buffer(MiniGrid(), replay, state, MiniGrid().train_task(phase))
         counts = {name: int(found[name]) for name in ("stale_rows", "t1_rows", "t2_rows", "stored")}
         assert counts == {"stale_rows": stale, "t1_rows": t1, "t2_rows": 2, "stored": 7}
 

@@ -189,6 +189,24 @@ def test_a_closing_row_ends_a_window_and_starts_none():
     assert state.index.ledger.clock == 3
 
 
+def test_closing_is_placing_a_step_that_is_no_start():
+    """And where it is not there, nothing at all happens."""
+    for rule in (Fifo(), Local(0.5, 1)):
+        index = SequenceIndex(rule, 5, 3)
+        place = jax.jit(lambda s, e, i=index: i.place(s, e, None)[0])
+        close = jax.jit(lambda s, there, i=index: i.close(s, there))
+        state = index.init(1)
+        for x in (0.0, 1.0, 1.0, 2.0, 0.0, 3.0, 4.0, 1.0):
+            state = place(state, jnp.array([x]))
+            same, nowhere = close(state, False)
+            jax.tree.map(np.testing.assert_array_equal, same, state)
+            assert nowhere == index.num_slots
+            slow, slot, _ = index.place(state, jnp.array([x]), None, is_start=False)
+            state, closed = close(state, True)
+            jax.tree.map(np.testing.assert_array_equal, state, slow)
+            assert closed == slot
+
+
 def test_the_bound_is_reached_but_not_passed():
     # Two lone starts, a crowded place with one start at a time, and a closing row behind it:
     # three windows of two steps that share none. The next start must find its victim's slots.
@@ -240,4 +258,4 @@ def test_there_is_nothing_to_sample_before_a_window_is_complete():
 def test_a_stream_that_does_not_exist_is_refused():
     index = SequenceIndex(Fifo(), 4, 2, num_streams=2)
     with pytest.raises(ValueError, match="stream must lie in"):
-        index.add(index.init(), None, None, stream=2)
+        index.place(index.init(), None, None, stream=2)

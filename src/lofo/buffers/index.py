@@ -1,7 +1,7 @@
-"""Where things go and where they are found again: `add` gives a slot, `draw` gives slots."""
+"""Where things go and where they are found again: `place` gives a slot, `draw` gives slots."""
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Index(Protocol):
 
     @property
     def num_slots(self) -> int | None:
-        """How many slots the payload needs; `add` gives this number to what is not stored."""
+        """How many slots the payload needs; `place` gives this number to what is not stored."""
 
     def init(self, embedding_size: int = 0) -> Tree:
         """The state of an empty buffer."""
@@ -85,12 +85,6 @@ class TransitionIndex:
     def init(self, embedding_size: int = 0) -> Ledger:
         """An empty ledger."""
         return _empty_ledger(self.rule, self.capacity, embedding_size)
-
-    def add(
-        self, state: Ledger, embedding: Array | None, key: Key | None, **step: Any
-    ) -> tuple[Ledger, Array]:
-        """The slot alone."""
-        return self.place(state, embedding, key, **step)[:2]
 
     def place(
         self,
@@ -165,12 +159,6 @@ class SequenceIndex:
         trajectory = trajectories.init(self.capacity, self.window, self.num_slots, self.num_streams)
         return SequenceState(ledger, trajectory)
 
-    def add(
-        self, state: SequenceState, embedding: Array | None, key: Key | None, **step: Any
-    ) -> tuple[SequenceState, Array]:
-        """The slot alone."""
-        return self.place(state, embedding, key, **step)[:2]
-
     def place(
         self,
         state: SequenceState,
@@ -192,6 +180,16 @@ class SequenceIndex:
             voids_rewards=self.rule.voids_rewards,
         )
         return SequenceState(ledger, trajectory), slot, placement.slot
+
+    def close(
+        self, state: SequenceState, is_there: Array | bool = True, stream: Array | int = 0
+    ) -> tuple[SequenceState, Array]:
+        """The slot of a closing row: what `place` gives to a step that is no start, but cheaper.
+
+        Where it is not there nothing happens, and its slot is `num_slots`.
+        """
+        trajectory, slot = trajectories.extend(state.trajectory, self.capacity, stream, is_there)
+        return state._replace(trajectory=trajectory), slot
 
     def draw(self, state: SequenceState, num: int, key: Key, weight: Array | None = None) -> Draw:
         """Complete windows, uniform among their starts or in proportion to `weight` [C]."""

@@ -66,6 +66,11 @@ class Replay:
         index, slot, start = place(state.index, embedding, key, **step)
         return ReplayState(index, self.storage.write(state.rows, slot, item)), start
 
+    def close(self, state: ReplayState, item: Tree, is_there: Array | bool = True) -> ReplayState:
+        """The buffer of windows with the closing row of an episode, where there is one."""
+        index, slot = self.index.close(state.index, is_there)  # type: ignore[attr-defined]  # windows alone
+        return ReplayState(index, self.storage.write(state.rows, slot, item))
+
     def sample(self, state: ReplayState, num: int, key: Key, weight: Array | None = None) -> Batch:
         """A batch, drawn uniformly or in proportion to a weight for each ledger row."""
         is_possible = self.can_sample(state)

@@ -88,11 +88,17 @@ def forget(trajectory: Trajectory, row: Array, *, voids_rewards: bool) -> Trajec
     )
 
 
-def extend(trajectory: Trajectory, row: Array, stream: Array | int) -> tuple[Trajectory, Array]:
-    """A step joins the windows that reach it; its slot is T if there is none, or no room."""
+def extend(
+    trajectory: Trajectory, row: Array | int, stream: Array | int, is_there: Array | bool = True
+) -> tuple[Trajectory, Array]:
+    """A step joins the windows that reach it; its slot is T if there is none, or no room.
+
+    A step that is not there changes nothing: what comes only now and then, under `jit`.
+    """
     num_rows, window = trajectory.window.shape
     row = jnp.asarray(row, jnp.int32)
-    rows = jnp.concatenate([row[None], trajectory.recent[stream]])  # by steps since the start
+    reaching = jnp.concatenate([row[None], trajectory.recent[stream]])  # by steps since the start
+    rows = jnp.where(is_there, reaching, num_rows)
     num_reaching = jnp.sum(rows < num_rows, dtype=jnp.int32)
     is_room = trajectory.num_free > 0
     is_stored, is_lost = (num_reaching > 0) & is_room, (num_reaching > 0) & ~is_room
@@ -109,7 +115,9 @@ def extend(trajectory: Trajectory, row: Array, stream: Array | int) -> tuple[Tra
         num_free=num_free,
         high_water=jnp.maximum(trajectory.high_water, trajectory.num_slots - num_free),
         # A lost step cuts the chain: a window with a hole must never become complete.
-        recent=trajectory.recent.at[stream].set(jnp.where(is_lost, num_rows, rows[:-1])),
+        recent=trajectory.recent.at[stream].set(
+            jnp.where(is_there, jnp.where(is_lost, num_rows, rows[:-1]), trajectory.recent[stream])
+        ),
         step_overflow=trajectory.step_overflow + is_lost,
     )
     return grown, slot

@@ -95,6 +95,8 @@ class Environment(Protocol):
 
     def pay(self, task: Task, at_t1: Array, at_t2: Array) -> Array: ...
 
+    def most_at_t1(self) -> tuple[Array, Array]: ...
+
     def random_action(self, key: Key) -> Array: ...
 
     def probe_actions(self) -> Array: ...
@@ -172,6 +174,10 @@ class World(ABC):
     def pay(self, task: Task, at_t1: Array, at_t2: Array) -> Array:
         """The reward of a step that reached T1 or T2 or neither."""
         return jnp.where(at_t1, task.reward_t1, jnp.where(at_t2, task.reward_t2, 0.0))
+
+    def most_at_t1(self) -> tuple[Array, Array]:
+        """What `advance` says of an action that reached T1 as much as one can, for `pay`."""
+        return jnp.ones((), bool), jnp.zeros((), bool)
 
     def random_action(self, key: Key) -> Array:
         """A uniformly random action."""

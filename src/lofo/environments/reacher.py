@@ -146,6 +146,10 @@ class Reacher(World):
         """Every physics step pays; the rewards of an action are summed."""
         return at_t1 * task.reward_t1 + at_t2 * task.reward_t2
 
+    def most_at_t1(self) -> tuple[Array, Array]:
+        """Every physics step of the action."""
+        return jnp.int32(self.action_repeat), jnp.int32(0)
+
     def in_t1_zone(self, physical: Arm) -> Array:
         """The finger lies in the disc around T1."""
         return _near_t1(physical.angles, physical.direction, ZONE_RADIUS)

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from lofo.agents import Agent
-from lofo.buffers import Fifo, Local, Replay, Reservoir, Sampler, TransitionIndex, Uniform
+from lofo.buffers import (
+    Fifo,
+    Local,
+    Replay,
+    Reservoir,
+    Sampler,
+    SequenceIndex,
+    TransitionIndex,
+    Uniform,
+)
 from lofo.buffers.forgetting import Forgetting
 from lofo.environments import Environment
 from lofo.locality import Locality
@@ -30,6 +39,8 @@ class Schedule:
     evaluate_every: int
     episodes: int | None  # of one evaluation; None: one from every possible start
     steps_per_update: int = 1
+    updates: int = 1  # as often as that
+    pretraining: int = 0  # further updates before the first step that learns
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,8 @@ class Buffer:
     locality: Locality | None = None
     locality_steps: int = 0  # random steps that fit the locality: neither counted nor stored
     sampler: Sampler = Uniform()
+    window: int | None = None  # steps in a row, for agents that learn from sequences
+    num_slots: int | None = None  # of the steps behind the starts; None: all that can be needed
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -59,6 +72,8 @@ class Buffer:
 
     @property
     def replay(self) -> Replay:
+        if self.window:
+            return Replay(SequenceIndex(self.rule, self.capacity, self.window, self.num_slots))
         return Replay(TransitionIndex(self.rule, self.capacity))
 
     @property
@@ -90,8 +105,14 @@ class Experiment:
                 f"phase 1 of {self.phases[0].steps}"
             )
         own, true = getattr(self.agent, "discount", None), self.environment.spec.discount
-        if own not in (None, true):
+        if true < 1 and own not in (None, true):  # a sum without discount is nobody's objective
             raise LofoError(f"the agent discounts by {own}, the world by {true}: make them agree")
+        wanted = self.agent.appetite.window
+        if wanted != self.buffer.window:
+            raise LofoError(
+                f"the agent learns from windows of {wanted}, the buffer {self.buffer.name} gives "
+                f"{self.buffer.window}: set buffer.window to {wanted}"
+            )
         if self.buffer.sampler.needs_errors and not hasattr(self.agent, "errors"):
             raise LofoError(
                 f"{self.buffer.sampler} asks what the agent has wrong, but "
@@ -105,6 +126,7 @@ class Experiment:
         stretches = {f"phase {p.number}": p.steps for p in self.phases}
         stretches |= {"evaluate_every": schedule.evaluate_every}
         counts = {"steps_per_update": schedule.steps_per_update, "judged": self.judged}
+        counts |= {"updates": schedule.updates}
         counts |= {} if schedule.episodes is None else {"episodes": schedule.episodes}
         for name, value in (counts | stretches).items():
             if value < 1:

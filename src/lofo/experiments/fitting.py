@@ -50,8 +50,9 @@ def _fit(pack: Pack, buffer: Buffer) -> tuple[Tree, Metrics]:
         if not buffer.locality_steps:
             return params, {}
         pairs = collect_pairs(pack, buffer.locality_steps, key_collect)
-        params, metrics = locality.fit(params, pairs, key_fit)
-        return params, metrics | diagnose(locality, params, pairs, key_diagnose)
+        see = pack.lead.environment.decode
+        params, metrics = locality.fit(params, pairs, key_fit, see)
+        return params, metrics | diagnose(locality, params, pairs, key_diagnose, see)
 
     return jax.vmap(fit)(pack.streams.locality)
 
@@ -65,15 +66,13 @@ def collect_pairs(pack: Pack, num_steps: int, key: Key) -> Pairs:
     def step(carry: Tree, key: Key) -> tuple[Tree, tuple[Array, Array]]:
         world, code = carry
         key_act, key_env = jax.random.split(key)
-        action = jax.random.randint(key_act, (), 0, environment.spec.num_actions, jnp.int32)
-        world, answer = environment.step(task, world, action, key_env)
+        world, answer = environment.step(task, world, environment.random_action(key_act), key_env)
         return (world, answer.observation), (code, answer.successor)
 
     carry = environment.reset(task, key_reset)
     _, (codes, successors) = jax.lax.scan(step, carry, jax.random.split(key_run, num_steps))
     all_codes = environment.codes()
     if all_codes is not None:  # few distinct states: the code is the row of the table
-        return Pairs(environment.decode(all_codes), codes, successors)
+        return Pairs(all_codes, codes, successors)
     count = jnp.arange(num_steps, dtype=jnp.int32)
-    table = environment.decode(jnp.concatenate([codes, successors]))
-    return Pairs(table, count, count + num_steps)
+    return Pairs(jnp.concatenate([codes, successors]), count, count + num_steps)

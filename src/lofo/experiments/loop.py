@@ -11,15 +11,14 @@ from inspect import unwrap
 import jax
 import jax.numpy as jnp
 
-from lofo.buffers import Uniform
-from lofo.buffers.replay import ReplayState
 from lofo.environments import Task
+from lofo.experiments import memory
 from lofo.experiments.evaluation import evaluate
-from lofo.experiments.experiment import Buffer
 from lofo.experiments.fitting import outline_localities
+from lofo.experiments.memory import Lived
 from lofo.experiments.pack import NEVER, Pack, Runs, StepKeys, Streams, Tally
 from lofo.experiments.probes import describe_buffer, draw_maps, probe_model
-from lofo.types import Array, Batch, Key, LofoError, Metrics, Transition, Tree
+from lofo.types import Array, Key, LofoError, Metrics, Tree
 
 
 def check(pack: Pack) -> None:
@@ -42,20 +41,7 @@ def init(pack: Pack, localities: tuple[Tree, ...]) -> Runs:
     agents = pack.tile(jax.vmap(agent.init)(streams.agent))
     worlds, codes = _reset(pack, streams, environment.train_task(1), 0)
     memories = _begin(pack, codes)
-    code = jnp.zeros(environment.spec.code_shape, environment.spec.code_dtype)
-    action = jnp.zeros((), jnp.int32)
-    example = Transition(code, action, jnp.float32(0), jnp.zeros((), bool), code)
-    memory = tuple(
-        jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (pack.num_seeds, *x.shape)),
-            (
-                buffer.replay.init(example, buffer.embedding_size),
-                buffer.sampler.init(buffer.capacity),
-            ),
-        )
-        for buffer in pack.buffers
-    )
-    replays, samplers = zip(*memory, strict=True)
+    replays, samplers = memory.empty(pack)
     return Runs(agents, worlds, codes, memories, replays, samplers, localities, streams)
 
 
@@ -84,7 +70,7 @@ def advance(
             )
         if is_warmup:
             return runs, tally
-        runs, metrics = _update(pack, runs, step)
+        runs, metrics = _learn(pack, runs, step)
         return runs, _count(tally, metrics, step + per_cycle)
 
     if is_warmup:
@@ -99,26 +85,26 @@ def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) 
     keys = pack.tile(_step_keys(runs.streams, step))
     observations = environment.decode(runs.codes)
     if is_random:
-        actions, memories = _random_actions(pack, keys.act), runs.memories
+        actions, memories = jax.vmap(environment.random_action)(keys.act), runs.memories
     else:
         act = partial(agent.act, explore=True)
         actions, memories = jax.vmap(act)(runs.agents, runs.memories, observations, keys.act)
     worlds, answer = jax.vmap(environment.step, (None, 0, 0, 0))(
         task, runs.worlds, actions, keys.world
     )
-    items = Transition(runs.codes, actions, answer.reward, answer.terminated, answer.successor)
+    lived = Lived(runs.codes, observations, actions, answer, is_first=runs.worlds.time == 0)
     ended = answer.terminated | answer.truncated
     memories = _where(ended, _begin(pack, runs.codes), memories)
-    memory = tuple(
-        _remember(
+    remembered = tuple(
+        memory.remember(
             buffer,
             (runs.replays[k], runs.samplers[k]),
             runs.localities[k],
-            *pack.part((items, observations, keys.add), k),
+            *pack.part((lived, keys.add), k),
         )
         for k, buffer in enumerate(pack.buffers)
     )
-    replays, samplers = zip(*memory, strict=True)
+    replays, samplers = zip(*remembered, strict=True)
     return runs._replace(
         worlds=worlds,
         codes=answer.observation,
@@ -128,73 +114,41 @@ def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) 
     )
 
 
-def _remember(
-    buffer: Buffer,
-    memory: tuple[ReplayState, Tree],
-    locality: Tree,
-    items: Transition,
-    observations: Array,
-    keys: Key,
-) -> tuple[ReplayState, Tree]:
-    replay, sampler = memory
-    if buffer.embedding_size:
-        assert buffer.locality is not None
-        embeddings = jax.vmap(buffer.locality.embed)(locality, observations)
-        replay, starts = jax.vmap(buffer.replay.place)(replay, items, embeddings, keys)
-    else:
-        place = jax.vmap(lambda s, i, k: buffer.replay.place(s, i, None, k))
-        replay, starts = place(replay, items, keys)
-    return replay, jax.vmap(buffer.sampler.add)(sampler, starts, items.reward)
-
-
-def _update(pack: Pack, runs: Runs, step: Array) -> tuple[Runs, Metrics]:
+def _learn(pack: Pack, runs: Runs, step: Array) -> tuple[Runs, Metrics]:
+    """The updates of a cycle, each from its own batches, and the mean of what they report."""
+    schedule = pack.lead.schedule
     keys = _step_keys(runs.streams, step)
+    if schedule.updates == 1 and not schedule.pretraining:
+        return _update(pack, runs, keys)
+    is_birth = step == schedule.warmup
+    num_updates = schedule.updates + jnp.where(is_birth, schedule.pretraining, 0)
+
+    def update(number: Array, carry: tuple[Runs, Metrics]) -> tuple[Runs, Metrics]:
+        runs, sums = carry
+        own = StepKeys(*(_fold(key, number) for key in keys))
+        runs, metrics = _update(pack, runs, own)
+        return runs, jax.tree.map(jnp.add, sums, metrics)
+
+    shapes = jax.eval_shape(lambda r, k: _update(pack, r, k)[1], runs, keys)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    runs, sums = jax.lax.fori_loop(0, num_updates, update, (runs, nothing))
+    return runs, jax.tree.map(lambda s: s / num_updates, sums)
+
+
+def _update(pack: Pack, runs: Runs, keys: StepKeys) -> tuple[Runs, Metrics]:
     sampled = [
-        jax.vmap(partial(_sample, pack, buffer))(runs.replays[k], runs.samplers[k], keys.sample)
+        jax.vmap(partial(memory.sample, pack, buffer))(
+            runs.replays[k], runs.samplers[k], keys.sample
+        )
         for k, buffer in enumerate(pack.buffers)
     ]
     batches = jax.tree.map(lambda *x: jnp.concatenate(x), *sampled)
     agents, metrics = pack.update(runs.agents, batches, pack.tile(keys.update))
     samplers = tuple(
-        _learn_errors(pack, buffer, pack.part(agents, k), runs.samplers[k], sampled[k])
+        memory.learn_errors(pack, buffer, pack.part(agents, k), runs.samplers[k], sampled[k])
         for k, buffer in enumerate(pack.buffers)
     )
     return runs._replace(agents=agents, samplers=samplers), metrics
-
-
-def _sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key: Key) -> Batch:
-    """All batches of one update: one draw, or one by the sampler and one uniform."""
-    num_batches, batch_size = pack.lead.agent.appetite[:2]
-    num, num_chosen = num_batches * batch_size, _num_chosen(pack) * batch_size
-    if isinstance(buffer.sampler, Uniform) or num_chosen == num:
-        batch = buffer.sampler.sample(sampler, buffer.replay, replay, num, key)
-    else:
-        key_chosen, key_rest = jax.random.split(key)
-        chosen = buffer.sampler.sample(sampler, buffer.replay, replay, num_chosen, key_chosen)
-        rest = buffer.replay.sample(replay, num - num_chosen, key_rest)
-        batch = jax.tree.map(lambda *x: jnp.concatenate(x), chosen, rest)
-    batch = jax.tree.map(lambda x: x.reshape(num_batches, batch_size, *x.shape[1:]), batch)
-    decode = pack.lead.environment.decode
-    items = batch.items._replace(
-        observation=decode(batch.items.observation),
-        next_observation=decode(batch.items.next_observation),
-    )
-    return batch._replace(items=items)
-
-
-def _learn_errors(pack: Pack, buffer: Buffer, agents: Tree, sampler: Tree, batches: Batch) -> Tree:
-    """Tells the sampler what the agent, after its update, has wrong in the chosen batches."""
-    if not buffer.sampler.needs_errors:
-        return sampler
-    chosen = jax.tree.map(lambda x: x[:, : _num_chosen(pack)], batches)
-    errors = jax.vmap(pack.learner.errors)(agents, chosen)
-    starts, errors = (x.reshape(pack.num_seeds, -1) for x in (chosen.starts, errors))
-    return jax.vmap(buffer.sampler.learn)(sampler, starts, errors)
-
-
-def _num_chosen(pack: Pack) -> int:
-    appetite = pack.lead.agent.appetite
-    return appetite.num_batches if appetite.num_chosen is None else appetite.num_chosen
 
 
 @partial(jax.jit, static_argnums=0)
@@ -210,9 +164,10 @@ def judge(pack: Pack, runs: Runs, tasks: Task, step: Array) -> Metrics:
 
     metrics = {"return": jax.vmap(score)(runs.agents, keys)}
     task = jax.tree.map(lambda x: x[0], tasks)
-    metrics |= jax.vmap(lambda state: probe_model(environment, agent, state, task))(runs.agents)
+    probe = jax.vmap(lambda state, key: probe_model(environment, agent, state, task, key))
+    metrics |= probe(runs.agents, keys)
     described = [
-        jax.vmap(lambda s, b=b: describe_buffer(b.replay, s, task))(runs.replays[k])
+        jax.vmap(lambda s, b=b: describe_buffer(environment, b.replay, s, task))(runs.replays[k])
         for k, b in enumerate(pack.buffers)
     ]
     return metrics | jax.tree.map(lambda *x: jnp.concatenate(x), *described)
@@ -222,10 +177,11 @@ def judge(pack: Pack, runs: Runs, tasks: Task, step: Array) -> Metrics:
 def picture(pack: Pack, runs: Runs, task: Task) -> Metrics:
     """What the buffers cover and what the models predict, as maps [R, ...]."""
     environment, agent = pack.lead.environment, pack.lead.agent
+    keys = _fold(runs.streams.evaluation, 0)
     parts = [
-        jax.vmap(
-            lambda a, s, r=b.replay: draw_maps(environment, agent, a, r.items(s), s.index, task)
-        )(pack.part(runs.agents, k), runs.replays[k])
+        jax.vmap(lambda a, s, key, r=b.replay: draw_maps(environment, agent, a, r, s, task, key))(
+            pack.part(runs.agents, k), runs.replays[k], keys
+        )
         for k, b in enumerate(pack.buffers)
     ]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -237,13 +193,8 @@ def _reset(pack: Pack, streams: Streams, task: Task, step: Array | int) -> tuple
 
 
 def _begin(pack: Pack, codes: Array) -> Tree:
-    memory = pack.lead.agent.begin()
-    return jax.tree.map(lambda m: jnp.broadcast_to(m, (len(codes), *jnp.shape(m))), memory)
-
-
-def _random_actions(pack: Pack, keys: Key) -> Array:
-    num_actions = pack.lead.environment.spec.num_actions
-    return jax.vmap(lambda k: jax.random.randint(k, (), 0, num_actions, jnp.int32))(keys)
+    begun = pack.lead.agent.begin()
+    return jax.tree.map(lambda m: jnp.broadcast_to(m, (len(codes), *jnp.shape(m))), begun)
 
 
 def _fold(stream: Key, step: Array | int) -> Key:
@@ -263,7 +214,7 @@ def _where(condition: Array, new: Tree, old: Tree) -> Tree:
 
 
 def _empty_tally(pack: Pack, runs: Runs) -> Tally:
-    shapes = jax.eval_shape(lambda r: _update(pack, r, jnp.int32(0))[1], runs)
+    shapes = jax.eval_shape(lambda r: _learn(pack, r, jnp.int32(0))[1], runs)
     sums = {name: jnp.zeros(x.shape, jnp.float32) for name, x in shapes.items()}
     return Tally(sums, {name: jnp.full(x.shape, NEVER, jnp.int32) for name, x in shapes.items()})
 

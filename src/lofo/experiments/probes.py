@@ -1,22 +1,31 @@
 """What a run knows and remembers: the model against the true world, and the buffer."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from lofo.agents import Agent
-from lofo.buffers import Ledger, Replay
+from lofo.buffers import Replay
 from lofo.buffers.replay import ReplayState
 from lofo.environments import Environment, Task
-from lofo.types import Array, Metrics, Transition, Tree
+from lofo.types import Array, Key, Metrics, Step, Tree
 
 
-def probe_model(environment: Environment, agent: Agent, state: Tree, task: Task) -> Metrics:
-    """Compares the model with the true world at its probe states, under every action."""
+def probe_model(
+    environment: Environment, agent: Agent, state: Tree, task: Task, key: Key
+) -> Metrics:
+    """Compares the model with the true world: at its probe states, or on the chart.
+
+    A model that must be shown a state for a while is asked where nothing moves: on the chart.
+    """
+    if hasattr(agent, "predict_reward"):
+        return _probe_rewards(environment, agent, state, task, key)
     if not hasattr(agent, "predict"):
         return {}
     with jax.ensure_compile_time_eval():  # how many states there are must be known now
         states = environment.probe_states()
-    actions = jnp.arange(environment.spec.num_actions, dtype=jnp.int32)
+    actions = environment.probe_actions()
     everywhere = jax.vmap(jax.vmap(environment.advance, (None, 0)), (0, None))
     successors, at_t1, at_t2 = everywhere(states, actions)  # [P, A]
     observations = environment.decode(environment.encode(states))
@@ -25,8 +34,7 @@ def probe_model(environment: Environment, agent: Agent, state: Tree, task: Task)
     true_successor = agent.scale(environment.decode(environment.encode(successors)))  # type: ignore[attr-defined]  # goes with `predict`
     axes = tuple(range(2, true_successor.ndim))
     squares = jnp.sum((predicted.successor - true_successor) ** 2, axis=axes)
-    reward = jnp.where(at_t1, task.reward_t1, jnp.where(at_t2, task.reward_t2, 0.0))
-    reward_error = jnp.abs(predicted.reward - reward)
+    reward_error = jnp.abs(predicted.reward - environment.pay(task, at_t1, at_t2))
     in_zone = jax.vmap(environment.in_t1_zone)(states)[:, None] & jnp.ones_like(at_t1)
     ended = at_t1 | at_t2
     return {
@@ -41,20 +49,68 @@ def probe_model(environment: Environment, agent: Agent, state: Tree, task: Task)
     }
 
 
-def describe_buffer(replay: Replay, state: ReplayState, task: Task) -> Metrics:
+def _probe_rewards(
+    environment: Environment, agent: Agent, state: Tree, task: Task, key: Key
+) -> Metrics:
+    """The rewards it predicts for resting on T1, on T2 and anywhere, in the chart's units."""
+    maps = _reward_maps(environment, agent, state, task, key)
+    predicted, true = maps["predicted_reward"], maps["true_reward"]
+    chart = environment.chart()
+    in_zone = jax.vmap(environment.in_t1_zone)(chart.states).reshape(*chart.shape, -1).any(-1)
+    known, error = ~jnp.isnan(true), jnp.abs(predicted - true)
+    return {
+        "predicted_t1": _mean(predicted, known & in_zone & (true == task.reward_t1)),
+        "predicted_t2": _mean(predicted, known & ~in_zone & (true == task.reward_t2)),
+        "reward_error_inside": _mean(error, known & in_zone),
+        "reward_error_outside": _mean(error, known & ~in_zone),
+    }
+
+
+def describe_buffer(
+    environment: Environment, replay: Replay, state: ReplayState, task: Task
+) -> Metrics:
     """How full the buffer is, and how many of its rewards the present task could not pay."""
     metrics = replay.metrics(state)
     rows = replay.items(state)
-    live = jnp.arange(len(rows.reward)) < metrics["size"]
-    payable = (rows.reward == task.reward_t1) | (rows.reward == task.reward_t2)
-    is_t2 = rows.reward == task.reward_t2
-    return {
+    told = {
         "stored": metrics["size"],
         "overflow": metrics["overflow"],
         "mean_near": metrics["mean_near"],
+    }
+    if isinstance(rows, Step):
+        return told | _describe_steps(environment, metrics, rows, state, task)
+    live = jnp.arange(len(rows.reward)) < metrics["size"]
+    payable = (rows.reward == task.reward_t1) | (rows.reward == task.reward_t2)
+    is_t2 = rows.reward == task.reward_t2
+    return told | {
         "stale_rows": jnp.sum(live & rows.terminated & ~payable),
         "t1_rows": jnp.sum(live & rows.terminated & (rows.reward == task.reward_t1)),
         "t2_rows": jnp.sum(live & rows.terminated & is_t2),
+    }
+
+
+def _describe_steps(
+    environment: Environment, metrics: Metrics, rows: Step, state: ReplayState, task: Task
+) -> Metrics:
+    """As for transitions, of the steps whose reward a model would learn.
+
+    In the T1-zone no step pays more than all of an action at T1: what does is from another task.
+    """
+    trajectory = state.index.trajectory
+    chart = environment.chart()
+    zone = jax.vmap(environment.in_t1_zone)(chart.states).reshape(*chart.shape, -1).all(-1)
+    in_zone = zone.reshape(-1)[environment.cell(rows.observation)]
+    known = (trajectory.cover > 0) & trajectory.known & ~rows.is_last
+    most = environment.pay(task, *environment.most_at_t1())
+    paid = known & (rows.reward > 0)
+    return {
+        "steps": metrics["num_steps"],
+        "most_steps": metrics["max_steps"],
+        "step_overflow": metrics["step_overflow"],
+        "unknown_rewards": metrics["unknown_rewards"],
+        "stale_rows": jnp.sum(paid & in_zone & (rows.reward > most)),
+        "t1_rows": jnp.sum(paid & in_zone & (rows.reward <= most)),
+        "t2_rows": jnp.sum(paid & ~in_zone),
     }
 
 
@@ -62,29 +118,51 @@ def draw_maps(
     environment: Environment,
     agent: Agent,
     state: Tree,
-    items: Transition,
-    ledger: Ledger,
+    replay: Replay,
+    memory: ReplayState,
     task: Task,
+    key: Key,
 ) -> Metrics:
     """The buffer's coverage and predicted beside true reward, over the cells of the chart."""
     chart = environment.chart()
-    cells = environment.cell(items.observation)
+    codes, live = _remembered(replay, memory)
     num_cells = chart.shape[0] * chart.shape[1]
-    coverage = jnp.zeros(num_cells, jnp.int32).at[cells].add(ledger.live.astype(jnp.int32))
+    cells = environment.cell(codes)
+    coverage = jnp.zeros(num_cells, jnp.int32).at[cells].add(live.astype(jnp.int32))
     maps = {"coverage": coverage.reshape(chart.shape)}
-    if not hasattr(agent, "predict"):
-        return maps
-    _, at_t1, at_t2 = jax.vmap(environment.advance)(chart.states, chart.actions)
-    reward = jnp.where(at_t1, task.reward_t1, jnp.where(at_t2, task.reward_t2, 0.0))
+    return maps | _reward_maps(environment, agent, state, task, key)
+
+
+def _remembered(replay: Replay, memory: ReplayState) -> tuple[Array, Array]:
+    """The codes of the states that are remembered, and which of the rows are live."""
+    codes = replay.items(memory).observation
+    if hasattr(memory.index, "trajectory"):
+        first = memory.index.trajectory.window[:, 0]
+        return codes.at[first].get(mode="clip"), memory.index.ledger.live
+    return codes, memory.index.live
+
+
+def _reward_maps(
+    environment: Environment, agent: Any, state: Tree, task: Task, key: Key
+) -> Metrics:
+    """Predicted and true reward of the chart's looks, if the agent predicts any."""
+    chart = environment.chart()
     observations = environment.decode(environment.encode(chart.states))
-    predicted = agent.predict(state, observations, chart.actions).reward
+    if hasattr(agent, "predict_reward"):
+        predicted = agent.predict_reward(state, observations, chart.actions, key)
+    elif hasattr(agent, "predict"):
+        predicted = agent.predict(state, observations, chart.actions).reward
+    else:
+        return {}
+    _, at_t1, at_t2 = jax.vmap(environment.advance)(chart.states, chart.actions)
+    reward = environment.pay(task, at_t1, at_t2)
 
     def fold(values: Array) -> Array:
         """From [cells × looks] to the map; terminal cells, where nothing happens, are blank."""
-        per_cell = values.reshape(num_cells, -1).sum(-1) * chart.weight
+        per_cell = values.reshape(chart.shape[0] * chart.shape[1], -1).sum(-1) * chart.weight
         return jnp.where(chart.blank, jnp.nan, per_cell).reshape(chart.shape)
 
-    return maps | {"predicted_reward": fold(predicted), "true_reward": fold(reward)}
+    return {"predicted_reward": fold(predicted), "true_reward": fold(reward)}
 
 
 def _mean(values: Array, mask: Array) -> Array:

@@ -1,5 +1,6 @@
 """A locality is only an embedding: nearness is Euclidean there, strictly within a radius."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -11,10 +12,11 @@ class Pairs(NamedTuple):
     """States one action apart, from random trajectories, as rows of a table of observations.
 
     Worlds with few distinct states share rows: the data are then small indices, and an encoder
-    need look at each distinct observation only once a step.
+    need look at each distinct observation only once a step. Where pictures would fill the memory
+    the table holds codes, and whoever uses it is told how to `see` them.
     """
 
-    table: Array  # [M, ...] observations
+    table: Array  # [M, ...] observations, or codes of them
     anchor: Array  # [T] int32, s
     successor: Array  # [T] int32, s' one action later
 
@@ -23,6 +25,14 @@ def pairs_of(observations: Array, successors: Array) -> Pairs:
     """Pairs whose observations are all taken as distinct."""
     count = jnp.arange(len(observations), dtype=jnp.int32)
     return Pairs(jnp.concatenate([observations, successors]), count, count + len(observations))
+
+
+See = Callable[[Array], Array]  # from rows of a table to observations
+
+
+def as_it_is(rows: Array) -> Array:
+    """The table already holds observations."""
+    return rows
 
 
 class Locality(Protocol):
@@ -37,7 +47,9 @@ class Locality(Protocol):
         """Draws the parameters."""
         ...
 
-    def fit(self, params: Tree, pairs: Pairs, key: Key) -> tuple[Tree, Metrics]:
+    def fit(
+        self, params: Tree, pairs: Pairs, key: Key, see: See = as_it_is
+    ) -> tuple[Tree, Metrics]:
         """Learns from random trajectories; afterwards the embedding is fixed for ever."""
         ...
 

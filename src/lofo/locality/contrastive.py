@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lofo.locality.base import Pairs
+from lofo.locality.base import Pairs, See, as_it_is
 from lofo.networks import Network, check_shape
 from lofo.types import Array, Key, Metrics, Tree
 
@@ -45,7 +45,9 @@ class Contrastive:
         with jax.default_matmul_precision("highest"):
             return self.encoder.apply(params, observation)
 
-    def fit(self, params: Tree, pairs: Pairs, key: Key) -> tuple[Tree, Metrics]:
+    def fit(
+        self, params: Tree, pairs: Pairs, key: Key, see: See = as_it_is
+    ) -> tuple[Tree, Metrics]:
         """Trains for `num_epochs` over the pairs, as one compiled program; jit and vmap it."""
         num_batches = len(pairs.anchor) // self.batch_size
         if not num_batches or len(pairs.anchor) < 3:
@@ -59,7 +61,7 @@ class Contrastive:
             order = jax.random.permutation(key_order, len(pairs.anchor))
             batches = order[: num_batches * self.batch_size].reshape(num_batches, self.batch_size)
             keys = jax.random.split(key_negatives, num_batches)
-            return jax.lax.scan(lambda c, b: self._learn(c, pairs, *b), carry, (batches, keys))
+            return jax.lax.scan(lambda c, b: self._learn(c, pairs, see, *b), carry, (batches, keys))
 
         carry = params, optax.adam(self.learning_rate).init(params)
         (params, _), losses = jax.lax.scan(epoch, carry, jax.random.split(key, self.num_epochs))
@@ -77,25 +79,25 @@ class Contrastive:
         return attraction.sum() + self.negative_weight * repulsion
 
     def _learn(
-        self, carry: tuple[Tree, Tree], pairs: Pairs, batch: Array, key: Key
+        self, carry: tuple[Tree, Tree], pairs: Pairs, see: See, batch: Array, key: Key
     ) -> tuple[tuple[Tree, Tree], Array]:
         params, optimiser = carry
         negatives = draw_others(key, batch, self.num_negatives, len(pairs.anchor))
         rows = pairs.anchor[batch], pairs.successor[batch], pairs.anchor[negatives]
         loss, gradient = jax.value_and_grad(
-            lambda p: self.loss(*self._embed_rows(p, pairs.table, rows))
+            lambda p: self.loss(*self._embed_rows(p, pairs.table, see, rows))
         )(params)
         change, optimiser = optax.adam(self.learning_rate).update(gradient, optimiser)
         return (optax.apply_updates(params, change), optimiser), loss / self.batch_size
 
     def _embed_rows(
-        self, params: Tree, table: Array, rows: tuple[Array, Array, Array]
+        self, params: Tree, table: Array, see: See, rows: tuple[Array, Array, Array]
     ) -> tuple[Array, ...]:
         num_rows = sum(r.size for r in rows)
         if len(table) <= num_rows:  # fewer distinct observations than uses: embed each once
-            points = self.embed(params, table)
+            points = self.embed(params, see(table))
             return tuple(points[r] for r in rows)
-        points = self.embed(params, table[jnp.concatenate([r.reshape(-1) for r in rows])])
+        points = self.embed(params, see(table[jnp.concatenate([r.reshape(-1) for r in rows])]))
         ends = (rows[0].size, rows[0].size + rows[1].size)
         parts = points[: ends[0]], points[ends[0] : ends[1]], points[ends[1] :]
         return tuple(p.reshape(*r.shape, self.size) for p, r in zip(parts, rows, strict=True))

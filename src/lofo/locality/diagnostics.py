@@ -7,15 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo.buffers.neighbours import Automatic, oldest_near
-from lofo.locality.base import Locality, Pairs
+from lofo.locality.base import Locality, Pairs, See, as_it_is
 from lofo.types import Array, Key, Metrics, Tree
 
+CHUNK = 1024  # observations embedded at a time: the patches of many pictures fill the memory
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
-def diagnose(locality: Locality, params: Tree, pairs: Pairs, key: Key) -> Metrics:
+def diagnose(
+    locality: Locality, params: Tree, pairs: Pairs, key: Key, see: See = as_it_is
+) -> Metrics:
     """Mean and quantiles of one-step distances and of the distances of random pairs."""
-    points = locality.embed(params, pairs.table)
+    points = jax.lax.map(lambda x: locality.embed(params, see(x)), pairs.table, batch_size=CHUNK)
     start = points[pairs.anchor]
     steps = jnp.linalg.norm(start - points[pairs.successor], axis=-1)
     others = start[jax.random.permutation(key, len(start))]

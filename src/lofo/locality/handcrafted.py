@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from lofo.locality.base import Pairs
+from lofo.locality.base import Pairs, See, as_it_is
 from lofo.types import Array, Key, Metrics, Tree
 
 
@@ -23,9 +23,11 @@ class Handcrafted:
         del key
         return ()
 
-    def fit(self, params: Tree, pairs: Pairs, key: Key) -> tuple[Tree, Metrics]:
+    def fit(
+        self, params: Tree, pairs: Pairs, key: Key, see: See = as_it_is
+    ) -> tuple[Tree, Metrics]:
         """Nothing to learn."""
-        del pairs, key
+        del pairs, key, see
         return params, {}
 
     def embed(self, params: Tree, observation: Array) -> Array:

@@ -1,0 +1,118 @@
+"""How what the runs live through enters their buffers, and how batches come out again."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lofo.buffers import Uniform
+from lofo.buffers.replay import ReplayState
+from lofo.experiments.experiment import Buffer
+from lofo.experiments.pack import Pack
+from lofo.types import Array, Batch, Key, Step, TimeStep, Transition, Tree
+
+
+class Lived(NamedTuple):
+    """One step of every run, leaves [R, ...]."""
+
+    codes: Array
+    observations: Array
+    actions: Array
+    answer: TimeStep
+    is_first: Array
+
+
+def empty(pack: Pack) -> tuple[tuple[ReplayState, ...], tuple[Tree, ...]]:
+    """The buffers and the samplers' books of all runs, before anything has happened."""
+    memory = tuple(
+        jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (pack.num_seeds, *x.shape)),
+            (
+                buffer.replay.init(_example(pack, buffer), buffer.embedding_size),
+                buffer.sampler.init(buffer.capacity),
+            ),
+        )
+        for buffer in pack.buffers
+    )
+    replays, samplers = zip(*memory, strict=True)
+    return replays, samplers
+
+
+def _example(pack: Pack, buffer: Buffer) -> Transition | Step:
+    spec = pack.lead.environment.spec
+    code, no = jnp.zeros(spec.code_shape, spec.code_dtype), jnp.zeros((), bool)
+    action = jnp.zeros(spec.action_size) if spec.action_size else jnp.zeros((), jnp.int32)
+    if buffer.window:
+        return Step(code, action, jnp.float32(0), no, is_first=no, is_last=no)
+    return Transition(code, action, jnp.float32(0), no, code)
+
+
+def remember(
+    buffer: Buffer, memory: tuple[ReplayState, Tree], locality: Tree, lived: Lived, keys: Key
+) -> tuple[ReplayState, Tree]:
+    """One buffer's runs with one more step, and where an episode ended, with its closing row."""
+    replay, sampler = memory
+    answer = lived.answer
+    items: Transition | Step
+    if buffer.window:
+        never = jnp.zeros_like(answer.terminated)
+        items = Step(
+            lived.codes, lived.actions, answer.reward, answer.terminated, lived.is_first, never
+        )
+    else:
+        items = Transition(
+            lived.codes, lived.actions, answer.reward, answer.terminated, answer.successor
+        )
+    if buffer.embedding_size:
+        assert buffer.locality is not None
+        embeddings = jax.vmap(buffer.locality.embed)(locality, lived.observations)
+        replay, starts = jax.vmap(buffer.replay.place)(replay, items, embeddings, keys)
+    else:
+        place = jax.vmap(lambda s, i, k: buffer.replay.place(s, i, None, k))
+        replay, starts = place(replay, items, keys)
+    if isinstance(items, Step):
+        closing = Step(
+            observation=answer.successor,
+            action=jnp.zeros_like(items.action),
+            reward=jnp.zeros_like(items.reward),
+            terminated=items.terminated,
+            is_first=jnp.zeros_like(items.is_first),
+            is_last=jnp.ones_like(items.is_last),
+        )
+        ended = answer.terminated | answer.truncated
+        replay = jax.vmap(buffer.replay.close)(replay, closing, ended)
+    return replay, jax.vmap(buffer.sampler.add)(sampler, starts, answer.reward)
+
+
+def sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key: Key) -> Batch:
+    """All batches of one update: one draw, or one by the sampler and one uniform."""
+    num_batches, batch_size = pack.lead.agent.appetite[:2]
+    num, num_chosen = num_batches * batch_size, _num_chosen(pack) * batch_size
+    if isinstance(buffer.sampler, Uniform) or num_chosen == num:
+        batch = buffer.sampler.sample(sampler, buffer.replay, replay, num, key)
+    else:
+        key_chosen, key_rest = jax.random.split(key)
+        chosen = buffer.sampler.sample(sampler, buffer.replay, replay, num_chosen, key_chosen)
+        rest = buffer.replay.sample(replay, num - num_chosen, key_rest)
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), chosen, rest)
+    batch = jax.tree.map(lambda x: x.reshape(num_batches, batch_size, *x.shape[1:]), batch)
+    decode = pack.lead.environment.decode
+    items = batch.items._replace(observation=decode(batch.items.observation))
+    if isinstance(items, Transition):
+        items = items._replace(next_observation=decode(items.next_observation))
+    return batch._replace(items=items)
+
+
+def learn_errors(pack: Pack, buffer: Buffer, agents: Tree, sampler: Tree, batches: Batch) -> Tree:
+    """Tells the sampler what the agent, after its update, has wrong in the chosen batches."""
+    if not buffer.sampler.needs_errors:
+        return sampler
+    chosen = jax.tree.map(lambda x: x[:, : _num_chosen(pack)], batches)
+    errors = jax.vmap(pack.learner.errors)(agents, chosen)
+    starts, errors = (x.reshape(pack.num_seeds, -1) for x in (chosen.starts, errors))
+    return jax.vmap(buffer.sampler.learn)(sampler, starts, errors)
+
+
+def _num_chosen(pack: Pack) -> int:
+    appetite = pack.lead.agent.appetite
+    return appetite.num_batches if appetite.num_chosen is None else appetite.num_chosen
