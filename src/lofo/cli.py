@@ -1,4 +1,4 @@
-"""`lofo demo | list | run | report | show | thin`: the laboratory from a terminal."""
+"""`lofo demo | list | run | report | ...`: the laboratory from a terminal."""
 
 import json
 import os
@@ -12,11 +12,21 @@ from typing import Annotated, Any
 import tyro
 
 from lofo import reports
-from lofo.experiments import DEMO, REGISTRY, SWEEPS, Experiment, Pack, find_all, run, shorten
+from lofo.experiments import (
+    DEMO,
+    PRESETS,
+    REGISTRY,
+    SWEEPS,
+    Experiment,
+    Pack,
+    find_all,
+    run,
+    shorten,
+)
 from lofo.experiments.overrides import override
 from lofo.experiments.settings import describe
+from lofo.folders import Join, Split, Thin, Watch
 from lofo.progress import watching
-from lofo.records import thin
 from lofo.reports import adaptation_table, as_json, summarise, verdict_table
 from lofo.types import LofoError
 
@@ -89,6 +99,8 @@ class Run:
     fraction: str = "1"
     """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
     shrink alike."""
+    preset: str | None = None
+    """`small`: a version of a Reacher run for two cores of a CPU and an hour."""
     out: Path | None = None
     """Where rows and checkpoints go; runs/ID if left out."""
     checkpoint_seconds: float = 120.0
@@ -98,6 +110,10 @@ class Run:
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
         named = [experiment for name in self.ids for experiment in find_all(name)]
+        if self.preset is not None:
+            if self.preset not in PRESETS:
+                raise LofoError(f"--preset is one of {', '.join(PRESETS)}, got {self.preset!r}")
+            named = [PRESETS[self.preset](experiment) for experiment in named]
         experiments = tuple(self._prepare(experiment, overrides) for experiment in named)
         out = self.out or Path("runs") / "+".join(self.ids)
         execute(experiments, out, self.checkpoint_seconds)
@@ -142,21 +158,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Thin:
-    """Copies a run's record with fewer rows, small enough to keep for ever."""
-
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Where the rows are."""
-    out: Annotated[Path, tyro.conf.Positional]
-    """Where the copy goes."""
-    every: int = 10
-    """Keep every so many evaluations, and those a phase is judged by; returns are kept whole."""
-
-    def go(self) -> None:
-        print(f"{thin(self.folder, self.out, self.every):,} rows: {self.out}")
-
-
-@dataclass(frozen=True)
 class Show:
     """Shows a run's settings as the paper's tables print them, or the runs of a sweep."""
 
@@ -183,8 +184,11 @@ COMMANDS: dict[str, Any] = {
     "list": List,
     "run": Run,
     "report": Report,
+    "watch": Watch,
     "show": Show,
     "thin": Thin,
+    "split": Split,
+    "join": Join,
 }
 
 

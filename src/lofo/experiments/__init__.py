@@ -3,12 +3,13 @@
 from lofo.experiments.evaluation import evaluate
 from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule, shorten
 from lofo.experiments.pack import Pack
-from lofo.experiments.paper import DEMO, REGISTRY, SWEEPS, find, find_all
+from lofo.experiments.paper import DEMO, PRESETS, REGISTRY, SWEEPS, find, find_all
 from lofo.experiments.runner import Event, run
 from lofo.experiments.sweeps import Axis, Sweep
 
 __all__ = [
     "DEMO",
+    "PRESETS",
     "REGISTRY",
     "SWEEPS",
     "Axis",

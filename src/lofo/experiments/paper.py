@@ -1,9 +1,10 @@
-"""Every run of the paper by name; its numbers live here and in `paper_minigrid`, nowhere else.
+"""Every run of the paper by name; its numbers live here and in `paper_*`, nowhere else.
 
 `REGISTRY` maps an id such as `mountaincar/dyna_q/lofo` to its experiment, `SWEEPS` an id to many.
 An experiment is an object, not a string of options: change a copy with `dataclasses.replace`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from lofo.agents import DynaQ
@@ -12,6 +13,7 @@ from lofo.environments import MiniGrid, MountainCar
 from lofo.environments.mountaincar import HIGH, LOW
 from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule
 from lofo.experiments.paper_minigrid import MINIGRID_RUNS, MINIGRID_SWEEPS
+from lofo.experiments.paper_reacher import REACHER_RUNS, small
 from lofo.experiments.sweeps import Axis, Sweep
 from lofo.locality import Contrastive, Handcrafted
 from lofo.networks import IDENTITY, MLP, Chain, Rescale, linear
@@ -155,8 +157,11 @@ REGISTRY: dict[str, Experiment] = {
             for name, buffer in MOUNTAINCAR_SAMPLERS.items()
         ),
         *MINIGRID_RUNS,
+        *REACHER_RUNS,
     )
 }
+# Versions of named runs for other purposes than the paper's.
+PRESETS: dict[str, Callable[[Experiment], Experiment]] = {"small": small}
 
 # What the paper searched for its tables. Here beta is the larger and the radius the smaller of the
 # two in the base, so of all settings with limit 1 the base is the one that holds most.

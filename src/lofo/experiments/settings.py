@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from lofo.agents import DynaQ
+from lofo.agents import Dreamer, DynaQ, PlaNet, WorldModel
+from lofo.agents.world_model import BalancedKL
 from lofo.buffers import ByError, ByReward, Local, Sampler, Uniform
 from lofo.experiments.experiment import Experiment
 from lofo.locality import Contrastive, Handcrafted
@@ -14,8 +15,12 @@ Section = tuple[str, list[tuple[str, Any]]]
 def describe(experiment: Experiment) -> str:
     """The experiment setup, the buffer and the agent, as text."""
     sections = [_setup(experiment), _buffer(experiment)]
-    if isinstance(experiment.agent, DynaQ):
-        sections.append(_dyna_q(experiment.agent))
+    agent = experiment.agent
+    if isinstance(agent, DynaQ):
+        sections.append(_dyna_q(agent))
+    if isinstance(agent, Dreamer | PlaNet):
+        sections.append(_world_model(agent.model))
+        sections.append(_dreamer(agent) if isinstance(agent, Dreamer) else _planet(agent))
     lines = [f"{experiment.id}  (in the paper: {experiment.figure})"]
     for title, entries in sections:
         lines += ["", title, *(f"  {label:44} {value}" for label, value in entries)]
@@ -32,6 +37,8 @@ def _setup(experiment: Experiment) -> Section:
         ("Training steps between two evaluations", f"{schedule.evaluate_every:,}"),
         ("Evaluation episodes", schedule.episodes or "one from every start"),
         ("Random steps before training", f"{schedule.warmup:,}"),
+        ("Updates every so many steps", f"{schedule.updates} / {schedule.steps_per_update}"),
+        *([("Updates before the first", schedule.pretraining)] if schedule.pretraining else []),
         ("Seeds", " ".join(map(str, experiment.seeds))),
         *((f"Optimal return, phase {p.number}", p.optimum) for p in experiment.phases),
         ("Phase-1 policy scored in phase 2", experiment.phases[-1].stale),
@@ -45,6 +52,8 @@ def _buffer(experiment: Experiment) -> Section:
         ("Capacity", f"{buffer.capacity:,}"),
         ("Sampling of what teaches the model", sampler_words(buffer.sampler)),
     ]
+    if buffer.window:
+        entries.append(("Length of a sequence", buffer.window))
     if isinstance(buffer.rule, Local):
         entries += [
             ("D_local (radius)", buffer.rule.radius),
@@ -81,6 +90,53 @@ def _dyna_q(agent: DynaQ) -> Section:
         ("Action input", "one-hot" if agent.one_hot_action else "one scalar"),
         ("Dynamics output", "successor" if agent.direct_dynamics else "change of state"),
         ("Reward in planning", "times termination" if agent.reward_at_end else "as predicted"),
+    ]
+
+
+def _world_model(model: WorldModel) -> Section:
+    rssm, divergence = model.rssm, model.divergence
+    if isinstance(divergence, BalancedKL):
+        scale, balance, free = divergence.scale, divergence.balance, divergence.free
+        words = f"scale {scale:g}, balance {balance:g}, {free:g} free nats"
+    else:
+        words = f"{divergence.free:g} free nats a step"
+    return "World model", [
+        ("Encoder", network_words(model.encoder)),
+        ("Decoder", f"{model.canvas_size} {network_words(model.decoder)}"),
+        ("Latent state", str(rssm.latent)),
+        ("Recurrent state, hidden units", f"{rssm.deterministic_size}, {rssm.hidden_size}"),
+        ("Reward head", network_words(model.reward_head)),
+        ("Weight of the reward loss", model.reward_weight),
+        ("KL loss", words),
+        ("Precision of products", model.compute_dtype),
+    ]
+
+
+def _dreamer(agent: Dreamer) -> Section:
+    return "DreamerV2", [
+        ("Actor", network_words(agent.actor)),
+        ("Critic", network_words(agent.value)),
+        ("Model learning rate", f"{agent.model_learning_rate:g}"),
+        ("Actor learning rate", f"{agent.actor_learning_rate:g}"),
+        ("Critic learning rate", f"{agent.value_learning_rate:g}"),
+        ("Discount, lambda of the returns", f"{agent.discount:g}, {agent.trace:g}"),
+        ("Imagination horizon", agent.horizon),
+        ("Slow critic update frequency", agent.target_period),
+        ("Entropy scale", f"{agent.entropy_scale:g}"),
+        ("Exploration noise", f"{agent.exploration:g}"),
+        ("Batch size", agent.batch_size),
+    ]
+
+
+def _planet(agent: PlaNet) -> Section:
+    planner = agent.planner
+    return "PlaNet", [
+        ("Learning rate", f"{agent.learning_rate:g}"),
+        ("Planning horizon", planner.horizon),
+        ("Planner iterations", planner.num_iterations),
+        ("Candidates, elites", f"{planner.num_candidates}, {planner.num_elites}"),
+        ("Exploration noise", f"{agent.exploration:g}"),
+        ("Batch size", agent.batch_size),
     ]
 
 

@@ -9,17 +9,25 @@ from lofo.networks.blocks import (
     Rescale,
     linear,
 )
+from lofo.networks.distributions import Discrete, Gaussian, Latent, Statistics
 from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape
+from lofo.networks.rssm import RSSM, RSSMState
 
 __all__ = [
     "CNN",
     "IDENTITY",
     "MLP",
+    "RSSM",
     "Chain",
+    "Discrete",
+    "Gaussian",
     "Initialisation",
+    "Latent",
     "Network",
     "Pixels",
+    "RSSMState",
     "Rescale",
+    "Statistics",
     "TransposedCNN",
     "check_shape",
     "linear",

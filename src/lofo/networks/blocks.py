@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from lofo.types import Array, Key, Tree
 
 Activation = Literal["tanh", "relu", "elu", "none"]
-Initialisation = Literal["kaiming", "torch"]
+Initialisation = Literal["kaiming", "torch", "glorot"]
 Shape = tuple[int, ...]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -44,6 +44,9 @@ def draw_layer(
     if initialisation == "torch":  # PyTorch's default: weight and bias uniform in ±1/sqrt(fan_in)
         bound = 1 / math.sqrt(fan_in)
         bias = jax.random.uniform(key_bias, shape[-1:], minval=-bound, maxval=bound)
+    elif initialisation == "glorot":  # Keras' default: a kernel's pixels count in both fans
+        bound = math.sqrt(6 / (math.prod(shape[:-2]) * sum(shape[-2:])))
+        bias = jnp.zeros(shape[-1:])
     else:
         bound = GAINS[activation] * math.sqrt(3 / fan_in)
         bias = jnp.zeros(shape[-1:])

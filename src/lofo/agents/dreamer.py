@@ -1,0 +1,295 @@
+"""DreamerV2 for continuous actions: an actor and a critic that learn in a world model's dreams.
+
+One update is a gradient step on the world model, then one each on actor and critic, along rollouts
+imagined from every state of the batch. The reward of a dream's step is read off the state arrived
+at, as in the world model.
+
+The actor sees features but sends no gradient through them, so the return reaches it through its
+actions alone. Backwards, the loop thus carries only the slope of the return by each action; the
+actor's own gradient, like the rewards and the values, is then computed for all steps at once.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from lofo.agents.base import Appetite
+from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
+from lofo.networks import CNN, MLP, RSSM, Discrete, RSSMState, TransposedCNN, linear
+from lofo.networks.distributions import (
+    TruncatedNormal,
+    truncated_normal,
+    unit_gaussian_log_density,
+)
+from lofo.networks.recurrence import lean
+from lofo.types import Array, Batch, Key, LofoError, Metrics, Step, Tree
+
+
+class DreamerState(NamedTuple):
+    """All that learning changes."""
+
+    model: WorldModelParams
+    actor: Tree
+    value: Tree  # the critic
+    target: Tree  # the slow critic that returns bootstrap from
+    model_optimiser: Tree
+    actor_optimiser: Tree
+    value_optimiser: Tree
+    num_updates: Array  # [] int32
+
+
+class Dream(NamedTuple):
+    """A rollout of H steps from each of M states."""
+
+    features: Array  # [H + 1, M, feature_size]
+    rewards: Array  # [H, M], of the states acted in
+    returns: Array  # [H, M]
+
+
+def lambda_returns(rewards: Array, values: Array, discount: float, trace: float) -> Array:
+    """G_t = r_t + γ[(1-λ)V_{t+1} + λG_{t+1}], from rewards [H, ...] and values [H + 1, ...].
+
+    The recursion is linear, so all of it is one product with a fixed matrix.
+    """
+    num = len(rewards)
+    steps = np.arange(num)
+    decay = np.triu((discount * trace) ** np.maximum(steps - steps[:, None], 0.0))
+    ends = np.where(steps < num - 1, 1 - trace, 1.0).reshape(-1, *[1] * (rewards.ndim - 1))
+    inputs = rewards + discount * jnp.asarray(ends, jnp.float32) * values[1:]
+    return jnp.einsum("ts,s...->t...", jnp.asarray(decay, jnp.float32), inputs, precision="highest")
+
+
+@dataclass(frozen=True)
+class Dreamer:
+    """The DreamerV2 of the paper: no entropy bonus, but noise on the actions it trains with."""
+
+    model: WorldModel = WorldModel()  # noqa: RUF009 (frozen)
+    actor: MLP = MLP((400,) * 4, "elu", "glorot")
+    value: MLP = MLP((400,) * 4, "elu", "glorot")
+    model_learning_rate: float = 3e-4
+    actor_learning_rate: float = 8e-5
+    value_learning_rate: float = 8e-5
+    adam_epsilon: float = 1e-5
+    gradient_clip: float = 100.0  # of the global norm
+    weight_decay: float = 1e-6  # of each update, whatever the learning rate
+    discount: float = 0.99
+    trace: float = 0.95  # lambda
+    horizon: int = 15
+    target_period: int = 100  # updates between copies into the slow critic
+    entropy_scale: float = 0.0
+    exploration: float = 0.3  # standard deviation of the noise on training actions
+    num_rest_steps: int = 5  # pictures in a row that a probe of the rewards begins with
+    batch_size: int = 16
+    window: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("target_period", "num_rest_steps", "batch_size", "window"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.horizon < 2:
+            raise ValueError(f"the actor learns from a horizon of at least 2, got {self.horizon}")
+
+    @classmethod
+    def small(
+        cls, observation_shape: tuple[int, ...] = (64, 64, 3), action_size: int = 2, **changes: Any
+    ) -> Self:
+        """Networks that train on a CPU; pictures of another side want other kernels."""
+        model = WorldModel(
+            observation_shape,
+            action_size,
+            encoder=CNN((8, 16, 32, 64), (4,) * 4, (2,) * 4, "elu", "glorot"),
+            decoder=TransposedCNN(
+                (32, 16, 8, observation_shape[-1]), (5, 5, 6, 6), (2,) * 4, "elu", "glorot"
+            ),
+            canvas_size=256,
+            rssm=RSSM(Discrete(8, 8), deterministic_size=64, hidden_size=64),
+            reward_head=MLP((64, 64), "elu", "glorot"),
+        )
+        behaviour = MLP((64, 64), "elu", "glorot")
+        return replace(cls(model, behaviour, behaviour), **changes)
+
+    @property
+    def appetite(self) -> Appetite:
+        return Appetite(1, self.batch_size, self.window)
+
+    def init(self, key: Key) -> DreamerState:
+        key_model, key_actor, key_value = jax.random.split(key, 3)
+        shape = (self.model.rssm.feature_size,)
+        model = self.model.init(key_model)
+        actor = _init_head(key_actor, self.actor, shape, 2 * self.model.action_size)
+        value = _init_head(key_value, self.value, shape, 1)
+        return DreamerState(
+            model=model,
+            actor=actor,
+            value=value,
+            target=jax.tree.map(jnp.copy, value),
+            model_optimiser=self._optimiser(self.model_learning_rate).init(model),
+            actor_optimiser=self._optimiser(self.actor_learning_rate).init(actor),
+            value_optimiser=self._optimiser(self.value_learning_rate).init(value),
+            num_updates=jnp.zeros((), jnp.int32),
+        )
+
+    def begin(self) -> Memory:
+        """Nothing seen and nothing done."""
+        return self.model.begin()
+
+    def act(
+        self, state: DreamerState, memory: Memory, observation: Array, key: Key, *, explore: bool
+    ) -> tuple[Array, Memory]:
+        key_observe, key_sample, key_noise = jax.random.split(key, 3)
+        seen = self.model.observe(
+            state.model, memory.state, memory.action, observation, memory.is_first, key_observe
+        )
+        policy = self._policy(state.actor, self.model.features(seen))
+        action = policy.mean
+        if explore:
+            action = policy.sample(jax.random.uniform(key_sample, action.shape))
+            noise = self.exploration * jax.random.normal(key_noise, action.shape)
+            action = jnp.clip(action + noise, -1.0, 1.0)
+        return action, Memory(seen, action, jnp.zeros_like(memory.is_first))
+
+    def update(self, state: DreamerState, batches: Batch, key: Key) -> tuple[DreamerState, Metrics]:
+        key_model, key_dream = jax.random.split(key)
+        items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))
+        self._check_actions(items)
+        learn = jax.grad(self.model.loss, has_aux=True)
+        slope, (starts, model_metrics) = learn(state.model, items, known, key_model)
+        optimiser = self._optimiser(self.model_learning_rate)
+        model, model_optimiser = _descend(optimiser, slope, state.model_optimiser, state.model)
+        state = state._replace(model=model, model_optimiser=model_optimiser)
+        starts = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), starts)
+        state, metrics = self._behave(state, starts, key_dream)
+        num_updates = state.num_updates + 1
+        due = num_updates % self.target_period == 0
+        target = jax.tree.map(lambda v, t: jnp.where(due, v, t), state.value, state.target)
+        state = state._replace(target=target, num_updates=num_updates)
+        return state, model_metrics | metrics
+
+    def predict_reward(
+        self, state: DreamerState, observations: Array, actions: Array, key: Key
+    ) -> Array:
+        """The rewards [M] expected of actions [M, A] after resting before pictures [M, ...]."""
+        key_rest, key_imagine = jax.random.split(key)
+        now = self.model.rest(state.model, observations, self.num_rest_steps, key_rest)
+        then = self.model.imagine(state.model, now, actions, key_imagine)
+        return self.model.reward(state.model, self.model.features(then))
+
+    def _behave(
+        self, state: DreamerState, starts: RSSMState, key: Key
+    ) -> tuple[DreamerState, Metrics]:
+        """A step of the actor and one of the critic, on one dream."""
+        key_latent, key_lots = jax.random.split(key)
+        shape = self.horizon, len(starts.deterministic)
+        noise = self.model.rssm.latent.noise(key_latent, shape)
+        lots = jax.random.uniform(key_lots, (*shape, self.model.action_size))
+
+        def promise(nudges: Array) -> tuple[Array, Dream]:
+            dream = self._dream(state, starts, noise, lots, nudges)
+            return jnp.mean(self._weights[:-1] * dream.returns[1:]), dream
+
+        no_nudges = jnp.zeros_like(lots)
+        (objective, dream), slope = jax.value_and_grad(promise, has_aux=True)(no_nudges)
+        features, returns = dream.features[:-1], dream.returns
+        actor_slope, entropy = jax.grad(self._actor_loss, has_aux=True)(
+            state.actor, features, lots, slope
+        )
+        value_loss, value_slope = jax.value_and_grad(self._value_loss)(
+            state.value, features, returns
+        )
+        actor, actor_optimiser = _descend(
+            self._optimiser(self.actor_learning_rate),
+            actor_slope,
+            state.actor_optimiser,
+            state.actor,
+        )
+        value, value_optimiser = _descend(
+            self._optimiser(self.value_learning_rate),
+            value_slope,
+            state.value_optimiser,
+            state.value,
+        )
+        metrics = {
+            "actor_loss": -objective - self.entropy_scale * entropy,
+            "value_loss": value_loss,
+            "actor_entropy": entropy,
+            "dream_reward": jnp.mean(dream.rewards),
+            "dream_return": jnp.mean(returns),
+        }
+        state = state._replace(actor=actor, actor_optimiser=actor_optimiser)
+        return state._replace(value=value, value_optimiser=value_optimiser), metrics
+
+    def _dream(
+        self, state: DreamerState, starts: RSSMState, noise: Array, lots: Array, nudges: Array
+    ) -> Dream:
+        """Follows the actor; nudges of 0 give the slopes by its actions."""
+
+        def step(now: RSSMState, given: tuple[Array, Array, Array]) -> tuple[RSSMState, RSSMState]:
+            noise, lot, nudge = given
+            features = jax.lax.stop_gradient(self.model.features(now))
+            action = self._policy(state.actor, features).sample(lot) + nudge
+            now = self.model.imagine_by(state.model, now, action, noise)
+            return now, now
+
+        _, states = jax.lax.scan(lean(step), starts, (noise, lots, nudges))
+        states = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), starts, states)
+        features = self.model.features(states)
+        rewards = self.model.reward(state.model, features[:-1])
+        values = self._value(state.target, features)
+        returns = lambda_returns(rewards, values, self.discount, self.trace)
+        return Dream(features, rewards, returns)
+
+    def _actor_loss(
+        self, actor: Tree, features: Array, lots: Array, slope: Array
+    ) -> tuple[Array, Array]:
+        """Has the gradient of the promised return; its value says nothing."""
+        policy = self._policy(actor, features)
+        entropy = jnp.mean(self._weights[:-1] * policy.entropy()[:-1])
+        return -jnp.sum(slope * policy.sample(lots)) - self.entropy_scale * entropy, entropy
+
+    def _value_loss(self, value: Tree, features: Array, returns: Array) -> Array:
+        density = unit_gaussian_log_density(returns, self._value(value, features))
+        return -jnp.mean(self._weights * density)
+
+    def _policy(self, actor: Tree, features: Array) -> TruncatedNormal:
+        hidden = self.model.apply(self.actor, actor[0], features)
+        return truncated_normal(linear(2 * self.model.action_size).apply(actor[1], hidden))
+
+    def _value(self, value: Tree, features: Array) -> Array:
+        return linear(1).apply(value[1], self.model.apply(self.value, value[0], features))[..., 0]
+
+    def _check_actions(self, items: Step) -> None:
+        shape, dtype = items.action.shape[2:], items.action.dtype
+        if shape != (self.model.action_size,) or not jnp.issubdtype(dtype, jnp.floating):
+            raise LofoError(
+                f"Dreamer's actor is a truncated normal over vectors of {self.model.action_size} "
+                f"numbers, but the actions are {dtype} of shape {shape}: choose a world with "
+                "continuous actions, or set model.action_size"
+            )
+
+    @property
+    def _weights(self) -> Array:
+        """How much each step acted in counts [H, 1]."""
+        return jnp.asarray(self.discount ** np.arange(self.horizon), jnp.float32)[:, None]
+
+    def _optimiser(self, learning_rate: float) -> Any:
+        return optax.chain(
+            optax.clip_by_global_norm(self.gradient_clip),
+            optax.adam(learning_rate, eps=self.adam_epsilon),
+            optax.add_decayed_weights(-self.weight_decay),  # behind the learning rate
+        )
+
+
+def _init_head(key: Key, body: MLP, input_shape: tuple[int, ...], size: int) -> Tree:
+    """A network that reads features, and its last layer."""
+    key_body, key_out = jax.random.split(key)
+    params, shape = body.init(key_body, input_shape)
+    return params, linear(size, "glorot").init(key_out, shape)[0]
+
+
+def _descend(optimiser: Any, slope: Tree, memory: Tree, params: Tree) -> tuple[Tree, Tree]:
+    change, memory = optimiser.update(slope, memory, params)
+    return optax.apply_updates(params, change), memory

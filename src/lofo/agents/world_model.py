@@ -1,0 +1,289 @@
+"""The world model that DreamerV2 and PlaNet share: it sees pictures and foresees rewards.
+
+Buffers keep a reward with the state and action that earned it; the model reads it off the state
+that is then arrived at. `arrive` makes that shift, for rewards, masks and actions together, and
+nothing else does.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lofo.agents.losses import reward_loss
+from lofo.networks import (
+    CNN,
+    MLP,
+    RSSM,
+    Latent,
+    Network,
+    RSSMState,
+    Statistics,
+    TransposedCNN,
+    check_shape,
+    linear,
+)
+from lofo.networks.distributions import unit_gaussian_log_density
+from lofo.types import Array, Key, LofoError, Metrics, Step, Tree
+
+
+class WorldModelParams(NamedTuple):
+    """All that the model learns."""
+
+    encoder: Tree
+    rssm: Tree
+    canvas: Tree  # the dense layer before the decoder
+    decoder: Tree
+    reward: Tree
+    reward_out: Tree
+
+
+class Arrived(NamedTuple):
+    """What each row of a window [B, N] was arrived at with."""
+
+    action: Array  # [B, N, action_size]
+    reward: Array  # [B, N]
+    reward_known: Array  # [B, N] bool
+    is_first: Array  # [B, N] bool, nothing led here
+
+
+class Memory(NamedTuple):
+    """What an agent with a world model carries through an episode."""
+
+    state: RSSMState
+    action: Array  # [action_size], the previous one
+    is_first: Array  # [] bool
+
+
+def arrive(items: Step, reward_known: Array) -> Arrived:
+    """Moves action, reward and mask from where they were given to the row they led to.
+
+    Nothing led to the first row of an episode, and nothing known to the first one of a window.
+    """
+    is_first = items.is_first.at[:, 0].set(True)
+
+    def later(x: Array) -> Array:
+        mask = is_first.reshape(is_first.shape + (1,) * (x.ndim - 2))
+        return jnp.where(mask, jnp.zeros((), x.dtype), jnp.roll(x, 1, axis=1))
+
+    return Arrived(later(items.action), later(items.reward), later(reward_known), is_first)
+
+
+@dataclass(frozen=True)
+class BalancedKL:
+    """DreamerV2's: the prior is drawn to the posterior more than the reverse."""
+
+    scale: float = 1.0
+    balance: float = 0.8  # the prior's share
+    free: float = 1.0  # nats of the batch's mean that cost nothing to lower further
+
+    def loss(self, latent: Latent, posterior: Statistics, prior: Statistics) -> tuple[Array, Array]:
+        """The loss, and the mean KL it comes from."""
+        still_posterior, still_prior = jax.lax.stop_gradient((posterior, prior))
+        for_posterior = jnp.mean(latent.kl(posterior, still_prior))
+        for_prior = jnp.mean(latent.kl(still_posterior, prior))
+        parts = (jnp.maximum(kl, self.free) for kl in (for_posterior, for_prior))
+        shares = 1 - self.balance, self.balance
+        loss = sum((share * part for share, part in zip(shares, parts, strict=True)), jnp.zeros(()))
+        return self.scale * loss, for_posterior
+
+
+@dataclass(frozen=True)
+class HingedKL:
+    """PlaNet's: each step's KL counts as far as it exceeds the free nats."""
+
+    free: float = 3.0
+
+    def loss(self, latent: Latent, posterior: Statistics, prior: Statistics) -> tuple[Array, Array]:
+        """The loss, and the mean KL it comes from."""
+        kl = latent.kl(posterior, prior)
+        return jnp.mean(jnp.maximum(kl - self.free, 0.0)), jnp.mean(kl)
+
+
+@dataclass(frozen=True)
+class WorldModel:
+    """Encoder, recurrent state-space model, decoder and reward head; defaults are DreamerV2's."""
+
+    observation_shape: tuple[int, ...] = (64, 64, 3)
+    action_size: int = 2
+    encoder: CNN = CNN((48, 96, 192, 384), (4,) * 4, (2,) * 4, "elu", "glorot")  # noqa: RUF009
+    decoder: TransposedCNN = TransposedCNN(  # noqa: RUF009 (frozen, as all networks)
+        (192, 96, 48, 3), (5, 5, 6, 6), (2,) * 4, "elu", "glorot"
+    )
+    canvas_size: int = 1536  # outputs of the dense layer before the decoder
+    rssm: RSSM = RSSM()  # noqa: RUF009
+    reward_head: MLP = MLP((400,) * 4, "elu", "glorot")
+    divergence: BalancedKL | HingedKL = BalancedKL()
+    reward_weight: float = 1.0
+    num_bits: int | None = None  # of a pixel's value: PlaNet keeps 5, and fills up with noise
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"  # of products inside the networks
+
+    def __post_init__(self) -> None:
+        self.decoder.check_draws(self.observation_shape)
+        if self.action_size < 1:
+            raise LofoError(
+                f"a world model wants actions that are vectors, but action_size is "
+                f"{self.action_size}: choose a world with continuous actions"
+            )
+
+    def init(self, key: Key) -> WorldModelParams:
+        """Draws the parameters."""
+        keys = jax.random.split(key, 6)
+        encoder, (embedding_size,) = self.encoder.init(keys[0], self.observation_shape)
+        canvas, canvas_shape = self._canvas.init(keys[2], (self.rssm.feature_size,))
+        reward, reward_shape = self.reward_head.init(keys[4], (self.rssm.feature_size,))
+        return WorldModelParams(
+            encoder=encoder,
+            rssm=self.rssm.init(keys[1], self.action_size, embedding_size),
+            canvas=canvas,
+            decoder=self.decoder.init(keys[3], canvas_shape)[0],
+            reward=reward,
+            reward_out=self._reward_out.init(keys[5], reward_shape)[0],
+        )
+
+    def begin(self) -> Memory:
+        """The memory an episode starts with."""
+        return Memory(self.rssm.begin(), jnp.zeros(self.action_size), jnp.ones((), bool))
+
+    def loss(
+        self, params: WorldModelParams, items: Step, reward_known: Array, key: Key
+    ) -> tuple[Array, tuple[RSSMState, Metrics]]:
+        """The loss on windows [B, N], with the posterior states and what the loss is made of."""
+        key_see, key_observe = jax.random.split(key)
+        arrived = arrive(items, reward_known)
+        pictures = self.see(items.observation, key_see)
+        states, posterior, prior = self.rssm.observe_window(
+            self._recurrent(params),
+            arrived.action,
+            self.apply(self.encoder, params.encoder, pictures),
+            arrived.is_first,
+            key_observe,
+        )
+        features = self.rssm.features(states)
+        density = unit_gaussian_log_density(pictures, self._draw(params, features))
+        image_loss = -jnp.sum(density) / reward_known.size
+        rewards = self.reward(params, features)
+        rewards_loss = reward_loss(rewards, arrived.reward, arrived.reward_known)
+        kl_loss, kl = self.divergence.loss(self.rssm.latent, posterior, prior)
+        loss = image_loss + self.reward_weight * rewards_loss + kl_loss
+        parts = {"image_loss": image_loss, "reward_loss": rewards_loss, "kl": kl}
+        return loss, (states, parts | {"model_loss": loss})
+
+    def observe(
+        self,
+        params: WorldModelParams,
+        state: RSSMState,
+        previous_action: Array,
+        observation: Array,
+        is_first: Array,
+        key: Key,
+    ) -> RSSMState:
+        """The state after one more picture."""
+        key_see, key_observe = jax.random.split(key)
+        embedding = self.apply(self.encoder, params.encoder, self.see(observation, key_see))
+        given = previous_action, embedding, is_first, key_observe
+        return self.rssm.observe(self._recurrent(params), state, *given)[0]
+
+    def imagine(
+        self, params: WorldModelParams, state: RSSMState, action: Array, key: Key
+    ) -> RSSMState:
+        """The state that an action is expected to lead to."""
+        return self.rssm.imagine(self._recurrent(params), state, action, key)[0]
+
+    def imagine_by(
+        self, params: WorldModelParams, state: RSSMState, action: Array, noise: Array
+    ) -> RSSMState:
+        """`imagine` for loops, which have drawn their noise ahead."""
+        return self.rssm.imagine_by(self._recurrent(params), state, action, noise)[0]
+
+    def imagine_window(
+        self, params: WorldModelParams, state: RSSMState, actions: Array, key: Key
+    ) -> RSSMState:
+        """The states [..., T, size] that actions [..., T, action_size] are expected to lead to."""
+        return self.rssm.imagine_window(self._recurrent(params), state, actions, key)
+
+    def rest(
+        self, params: WorldModelParams, observations: Array, num_steps: int, key: Key
+    ) -> RSSMState:
+        """The states [M, size] after seeing each picture [M, ...] for some steps without acting."""
+        key_see, key_observe = jax.random.split(key)
+        seen = self.apply(self.encoder, params.encoder, self.see(observations, key_see))
+        shape = len(observations), num_steps
+        states, *_ = self.rssm.observe_window(
+            self._recurrent(params),
+            jnp.zeros((*shape, self.action_size)),
+            jnp.broadcast_to(seen[:, None], (*shape, seen.shape[-1])),
+            jnp.broadcast_to(jnp.arange(num_steps) == 0, shape),
+            key_observe,
+        )
+        return jax.tree.map(lambda x: x[:, -1], states)
+
+    def foresee(
+        self, params: WorldModelParams, observations: Array, actions: Array, num_seen: int, key: Key
+    ) -> Array:
+        """Pictures [T, ...] in [0, 1] of an episode's beginning, acted in by actions [T, A].
+
+        The first ones are drawn from states that have seen theirs; the rest is imagined.
+        """
+        key_see, key_observe, key_imagine = jax.random.split(key, 3)
+        pictures = self.see(observations[:num_seen], key_see)
+        states, *_ = self.rssm.observe_window(
+            self._recurrent(params),
+            jnp.roll(actions[:num_seen], 1, axis=0)[None],  # the action that led to each
+            self.apply(self.encoder, params.encoder, pictures)[None],
+            jnp.arange(num_seen)[None] == 0,
+            key_observe,
+        )
+        seen = jax.tree.map(lambda x: x[0], states)
+        last = jax.tree.map(lambda x: x[-1], seen)
+        imagined = self.imagine_window(params, last, actions[num_seen - 1 : -1], key_imagine)
+        together = jax.tree.map(lambda *x: jnp.concatenate(x), seen, imagined)
+        return jnp.clip(self.picture(params, self.features(together)), 0.0, 1.0)
+
+    def reward(self, params: WorldModelParams, features: Array) -> Array:
+        """The reward [...] expected on arriving at features [..., feature_size]."""
+        hidden = self.apply(self.reward_head, params.reward, features)
+        return self._reward_out.apply(params.reward_out, hidden)[..., 0]
+
+    def picture(self, params: WorldModelParams, features: Array) -> Array:
+        """What the model draws, in [0, 1] as far as it has learnt to stay there."""
+        return self._draw(params, features) + 0.5
+
+    def features(self, state: RSSMState) -> Array:
+        """What reward head, decoder, actor and critic read."""
+        return self.rssm.features(state)
+
+    def see(self, observation: Array, key: Key) -> Array:
+        """uint8 pictures in the units of the networks, within ±0.5."""
+        check_shape(observation, self.observation_shape, "model", self.decoder)
+        if self.num_bits is None:
+            return observation.astype(jnp.float32) / 255 - 0.5
+        shades = 2**self.num_bits
+        noise = jax.random.uniform(key, observation.shape)  # else the model would count the shades
+        return (jnp.floor(observation / (256 // shades)) + noise) / shades - 0.5
+
+    def apply(self, network: Network, params: Tree, x: Array) -> Array:
+        """A network's outcome in float32, its products made in the compute dtype."""
+        x = network.apply(self._cast(params), x.astype(self.compute_dtype))
+        return x.astype(jnp.float32)
+
+    def _draw(self, params: WorldModelParams, features: Array) -> Array:
+        canvas = self.apply(self._canvas, params.canvas, features)
+        return self.apply(self.decoder, params.decoder, canvas)
+
+    def _cast(self, params: Tree) -> Tree:
+        return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
+
+    def _recurrent(self, params: WorldModelParams) -> Tree:
+        # matrices alone: what is added up from step to step stays in float32
+        rssm = params.rssm
+        return jax.tree.map(lambda x: self._cast(x) if x.ndim > 1 else x, rssm)
+
+    @property
+    def _canvas(self) -> MLP:
+        return linear(self.canvas_size, "glorot")
+
+    @property
+    def _reward_out(self) -> MLP:
+        return linear(1, "glorot")

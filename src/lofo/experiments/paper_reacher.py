@@ -1,0 +1,173 @@
+"""The paper's recurrent agents on ReacherLoCA and RandomizedReacherLoCA: its numbers and its runs.
+
+A step is one action of the agent, two physics steps. The paper's tables for DreamerV2 count these;
+those for PlaNet count physics steps, and are halved here.
+"""
+
+from dataclasses import replace
+
+from lofo.agents import Dreamer, PlaNet
+from lofo.buffers import Fifo, Local, Uniform
+from lofo.environments import RandomizedReacher, Reacher
+from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule
+from lofo.locality import Contrastive
+from lofo.networks import CNN, MLP, Chain, Pixels, linear
+from lofo.types import LofoError
+
+WINDOW = 50
+OPTIMA = 3934.0, 1975.0  # of the scripted controllers, in either world
+STALE = 985.0  # staying at T1 in phase 2
+REACHER = Reacher()
+RANDOMIZED = RandomizedReacher()
+REACHER_LOCALITY = Contrastive(
+    Chain(
+        (
+            Pixels(),
+            CNN((32, 64, 128, 256), (4,) * 4, (2,) * 4),
+            MLP((512, 64), "relu", "torch"),
+            linear(32, "torch"),
+        )
+    ),
+    REACHER.spec.observation_shape,
+    size=32,
+    negative_target=50.0,
+)
+REACHER_RADIUS, REACHER_LIMIT, RANDOMIZED_LIMIT = 0.05, 10, 2
+LOCALITY_STEPS = 100_000
+STARTS = 50_000  # room for LoFo's state-buffer; a faithful run shows overflow 0
+DREAMER = Dreamer()
+PLANET = PlaNet()
+DREAMER_SCHEDULE = Schedule(
+    warmup=25_000, evaluate_every=10_000, episodes=8, steps_per_update=5, pretraining=100
+)
+# Five random episodes; then 100 updates after every episode of 500 actions.
+PLANET_SCHEDULE = Schedule(
+    warmup=2_500, evaluate_every=7_500, episodes=5, steps_per_update=500, updates=100
+)
+
+
+def _phases(*steps: int) -> tuple[Phase, ...]:
+    stales = OPTIMA[0], STALE
+    return tuple(Phase(k + 1, n, optimum=OPTIMA[k], stale=stales[k]) for k, n in enumerate(steps))
+
+
+DREAMER_PHASES = _phases(1_000_000, 1_500_000)
+PLANET_PHASES = _phases(150_000, 250_000)
+RANDOMIZED_PHASES = _phases(1_500_000, 3_500_000)
+
+
+def _buffers(phases: tuple[Phase, ...], limit: int, num_small: int) -> dict[str, Buffer]:
+    """LoFo, FIFO that keeps everything, and FIFO small enough to be overwritten in phase 2."""
+    num_steps = sum(p.steps for p in phases)
+    num_slots = min(STARTS * WINDOW, num_steps + num_steps // REACHER.spec.time_limit)
+    rule = Local(REACHER_RADIUS, limit)
+    return {
+        "lofo": Buffer(
+            "LoFo", rule, STARTS, REACHER_LOCALITY, LOCALITY_STEPS, Uniform(), WINDOW, num_slots
+        ),
+        "fifo-all": Buffer("FIFO everything", Fifo(), num_steps, window=WINDOW),
+        "fifo-small": Buffer(f"FIFO {num_small:g}", Fifo(), num_small, window=WINDOW),
+    }
+
+
+def _runs(
+    prefix: str,
+    environment: Reacher,
+    agent: Dreamer | PlaNet,
+    phases: tuple[Phase, ...],
+    schedule: Schedule,
+    buffers: dict[str, Buffer],
+) -> tuple[Experiment, ...]:
+    return tuple(
+        Experiment(
+            id=f"{prefix}/{name}",
+            figure="main curves, reward maps",
+            environment=environment,
+            agent=agent,
+            buffer=buffer,
+            phases=phases,
+            schedule=schedule,
+        )
+        for name, buffer in buffers.items()
+    )
+
+
+REACHER_RUNS = (
+    *_runs(
+        "reacher/dreamer",
+        REACHER,
+        DREAMER,
+        DREAMER_PHASES,
+        DREAMER_SCHEDULE,
+        _buffers(DREAMER_PHASES, REACHER_LIMIT, 100_000),
+    ),
+    *_runs(
+        "reacher/planet",
+        REACHER,
+        PLANET,
+        PLANET_PHASES,
+        PLANET_SCHEDULE,
+        _buffers(PLANET_PHASES, REACHER_LIMIT, 25_000),
+    ),
+    *_runs(
+        "randomized_reacher/dreamer",
+        RANDOMIZED,
+        DREAMER,
+        RANDOMIZED_PHASES,
+        DREAMER_SCHEDULE,
+        _buffers(RANDOMIZED_PHASES, RANDOMIZED_LIMIT, 100_000),
+    ),
+)
+
+# For two cores of a CPU and an hour: small networks, short windows, larger learning rates.
+SMALL_WINDOW = 20
+SMALL_DREAMER = Dreamer.small(
+    window=SMALL_WINDOW,
+    model_learning_rate=1e-3,
+    actor_learning_rate=3e-4,
+    value_learning_rate=3e-4,
+)
+SMALL_PHASES = _phases(16_000, 8_000)
+SMALL_SCHEDULE = Schedule(warmup=1_000, evaluate_every=2_000, episodes=4, steps_per_update=5)
+SMALL_LOCALITY = replace(
+    REACHER_LOCALITY,
+    encoder=Chain(
+        (
+            Pixels(),
+            CNN((8, 16, 32, 64), (4,) * 4, (2,) * 4),
+            MLP((64,), "relu", "torch"),
+            linear(32, "torch"),
+        )
+    ),
+    num_epochs=1,
+    num_negatives=16,
+    negative_target=50.0 * 16 / 128,
+)
+
+
+def small(experiment: Experiment) -> Experiment:
+    """A version of a Dreamer run for a CPU, to see it work and to build on; not a run of the paper.
+
+    It keeps the run's world, rule and radius, and everything else is small.
+    """
+    if not isinstance(experiment.agent, Dreamer):
+        raise LofoError(f"there is no small version of {experiment.id}: try reacher/dreamer/lofo")
+    buffer = experiment.buffer
+    num_steps = sum(p.steps for p in SMALL_PHASES)
+    return replace(
+        experiment,
+        agent=SMALL_DREAMER,
+        buffer=replace(
+            buffer,
+            capacity=min(buffer.capacity, num_steps),
+            locality=buffer.locality and SMALL_LOCALITY,
+            locality_steps=min(buffer.locality_steps, 5_000),
+            window=SMALL_WINDOW,
+            num_slots=None,
+        ),
+        phases=SMALL_PHASES,
+        schedule=SMALL_SCHEDULE,
+        seeds=(0,),
+        judged=2,
+        fraction=num_steps / sum(p.steps for p in experiment.phases),
+    )

@@ -1,0 +1,227 @@
+"""The recurrent state-space model of PlaNet and DreamerV2.
+
+A step of a GRU carries what is known for certain; a latent drawn beside it is what is not. The
+prior guesses the latent from the recurrence alone, the posterior has also seen the picture.
+
+A window is observed in a scan, and a GPU spends it launching kernels. So all that does not wait for
+the recurrence is computed before it (the parts of pictures and actions, the noise) or after it (the
+prior, the gradients of the weights), for all steps at once: four products a step remain.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer
+from lofo.networks.distributions import Discrete, Latent, Statistics
+from lofo.networks.recurrence import Apply, Layers, apply_layer, unroll
+from lofo.types import Array, Key
+
+NORM_EPSILON = 1e-3  # Keras' default
+
+
+class RSSMState(NamedTuple):
+    """What the model knows at one moment."""
+
+    deterministic: Array  # [..., deterministic_size]
+    stochastic: Array  # [..., latent.size], the sample, flattened
+
+
+class Given(NamedTuple):
+    """What one step of observing takes from outside the recurrence."""
+
+    action: Array  # [..., hidden_size], the previous action's part of the input layer
+    embedding: Array  # [..., hidden_size], the picture's part of the posterior
+    is_first: Array  # [...] bool
+    noise: Array  # [..., as the latent wants it]
+
+
+@dataclass(frozen=True)
+class RSSM:
+    """The defaults are DreamerV2's; PlaNet has a Gaussian latent, relu, and no layer norm.
+
+    PlaNet's own GRU cell resets the state before its product and not behind it; here both agents
+    share DreamerV2's cell.
+    """
+
+    latent: Latent = Discrete(32, 32)  # noqa: RUF009 (frozen)
+    deterministic_size: int = 200
+    hidden_size: int = 200
+    activation: Activation = "elu"
+    layer_norm: bool = True  # in the GRU
+    initialisation: Initialisation = "glorot"
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers that `features` gives."""
+        return self.latent.size + self.deterministic_size
+
+    def init(self, key: Key, action_size: int, embedding_size: int) -> Layers:
+        """Draws all layers; the rows of a weight are in the order of its inputs' names below."""
+        deterministic, hidden = self.deterministic_size, self.hidden_size
+        shapes = {
+            "input": (self.latent.size + action_size, hidden),
+            "gates": (hidden + deterministic, 3 * deterministic),
+            "prior": (deterministic, hidden),
+            "prior_out": (hidden, self.latent.raw_size),
+            "posterior": (deterministic + embedding_size, hidden),
+            "posterior_out": (hidden, self.latent.raw_size),
+        }
+        layers = {
+            name: draw_layer(k, shape, shape[0], "none", self.initialisation)
+            for k, (name, shape) in zip(
+                jax.random.split(key, len(shapes)), shapes.items(), strict=True
+            )
+        }
+        if self.layer_norm:
+            size = 3 * deterministic
+            layers["norm"] = {"weight": jnp.ones(size), "bias": jnp.zeros(size)}
+        return layers
+
+    def begin(self, batch_shape: tuple[int, ...] = ()) -> RSSMState:
+        """The state in which nothing has been seen."""
+        return RSSMState(
+            jnp.zeros((*batch_shape, self.deterministic_size)),
+            jnp.zeros((*batch_shape, self.latent.size)),
+        )
+
+    def features(self, state: RSSMState) -> Array:
+        """What other networks read [..., feature_size]."""
+        return jnp.concatenate([state.stochastic, state.deterministic], axis=-1)
+
+    def imagine(
+        self, params: Layers, state: RSSMState, action: Array, key: Key
+    ) -> tuple[RSSMState, Statistics]:
+        """One step ahead by the prior alone, and the prior."""
+        noise = self.latent.noise(key, state.deterministic.shape[:-1])
+        return self.imagine_by(params, state, action, noise)
+
+    def imagine_by(
+        self, params: Layers, state: RSSMState, action: Array, noise: Array
+    ) -> tuple[RSSMState, Statistics]:
+        """`imagine` for loops, which have drawn their noise ahead."""
+        joined = jnp.concatenate([state.stochastic, action], axis=-1)
+        return self._guess(params, state, apply_layer(params, "input", joined), noise)
+
+    def imagine_window(
+        self, params: Layers, state: RSSMState, actions: Array, key: Key
+    ) -> RSSMState:
+        """The states [..., T, size] that actions [..., T, action_size] known beforehand lead to."""
+        layers, parts = self._part_inputs(params, jnp.moveaxis(actions, -2, 0))
+        noise = self.latent.noise(key, parts.shape[:-1])
+
+        def step(state: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, RSSMState]:
+            part, noise = given
+            driven = apply_layer(layers, "input", state.stochastic) + part
+            state, _ = self._guess(layers, state, driven, noise)
+            return state, state
+
+        _, states = jax.lax.scan(step, state, (parts, noise))
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), states)
+
+    def observe(
+        self,
+        params: Layers,
+        state: RSSMState,
+        action: Array,
+        embedding: Array,
+        is_first: Array,
+        key: Key,
+    ) -> tuple[RSSMState, Statistics, Statistics]:
+        """The state after a picture, the posterior, and the prior that had not seen it.
+
+        `action` is the one that led here; it and the state count as 0 where an episode begins.
+        """
+        layers, given = self._prepare(params, action, embedding, is_first, key)
+
+        def apply(name: str, x: Array) -> Array:
+            return apply_layer(layers, name, x)
+
+        state, (_, raw) = self._observe_step(apply, state, given)
+        return state, self.latent.statistics(raw), self.prior(params, state.deterministic)
+
+    def observe_window(
+        self, params: Layers, actions: Array, embeddings: Array, is_first: Array, key: Key
+    ) -> tuple[RSSMState, Statistics, Statistics]:
+        """`observe` along windows [B, N, ...], from states in which nothing has been seen."""
+        actions, embeddings = jnp.swapaxes(actions, 0, 1), jnp.swapaxes(embeddings, 0, 1)
+        layers, given = self._prepare(params, actions, embeddings, is_first.T, key)
+        begun = self.begin(is_first.shape[:1])
+        _, (states, raw) = unroll(self._observe_step, layers, begun, given)
+        states, raw = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (states, raw))
+        return states, self.latent.statistics(raw), self.prior(params, states.deterministic)
+
+    def prior(self, params: Layers, deterministic: Array) -> Statistics:
+        """The guess at the latent from the recurrence alone."""
+        hidden = self._activate(apply_layer(params, "prior", deterministic))
+        return self.latent.statistics(apply_layer(params, "prior_out", hidden))
+
+    def kl(self, posterior: Statistics, prior: Statistics) -> Array:
+        """KL(posterior ‖ prior) [...]."""
+        return self.latent.kl(posterior, prior)
+
+    def _guess(
+        self, params: Layers, state: RSSMState, driven: Array, noise: Array
+    ) -> tuple[RSSMState, Statistics]:
+        def apply(name: str, x: Array) -> Array:
+            return apply_layer(params, name, x)
+
+        deterministic = self._advance(apply, state.deterministic, driven)
+        prior = self.prior(params, deterministic)
+        return RSSMState(deterministic, self.latent.sample(prior, noise)), prior
+
+    def _prepare(
+        self, params: Layers, action: Array, embedding: Array, is_first: Array, key: Key
+    ) -> tuple[Layers, Given]:
+        """The layers of `_observe_step`, and all it is given."""
+        layers, action_part = self._part_inputs(params, jnp.where(is_first[..., None], 0.0, action))
+        weight = params["posterior"]["weight"]
+        seen = {"weight": weight[self.deterministic_size :], "bias": params["posterior"]["bias"]}
+        embedding_part = apply_layer({"seen": seen}, "seen", embedding)
+        del layers["prior"], layers["prior_out"]  # computed behind the loop
+        layers["posterior"] = {"weight": weight[: self.deterministic_size]}
+        noise = self.latent.noise(key, is_first.shape)
+        return layers, Given(action_part, embedding_part, is_first, noise)
+
+    def _part_inputs(self, params: Layers, action: Array) -> tuple[Layers, Array]:
+        """Layers whose input layer takes the latent alone, and what actions add to its outcome."""
+        size = self.latent.size
+        weight, bias = params["input"]["weight"], params["input"]["bias"]
+        part = apply_layer({"part": {"weight": weight[size:], "bias": bias}}, "part", action)
+        return params | {"input": {"weight": weight[:size]}}, part
+
+    def _observe_step(
+        self, apply: Apply, state: RSSMState, given: Given
+    ) -> tuple[RSSMState, tuple[RSSMState, Array]]:
+        state = jax.tree.map(lambda x: jnp.where(given.is_first[..., None], 0.0, x), state)
+        driven = apply("input", state.stochastic) + given.action
+        deterministic = self._advance(apply, state.deterministic, driven)
+        hidden = self._activate(apply("posterior", deterministic) + given.embedding)
+        raw = apply("posterior_out", hidden)
+        posterior: Statistics = self.latent.statistics(raw)
+        sample = self.latent.sample(posterior, given.noise)
+        state = RSSMState(deterministic, sample)
+        return state, (state, raw)
+
+    def _advance(self, apply: Apply, deterministic: Array, driven: Array) -> Array:
+        """The GRU; `driven` is the input layer's outcome."""
+        joined = jnp.concatenate([self._activate(driven), deterministic], axis=-1)
+        gates = apply("gates", joined)
+        if self.layer_norm:
+            gates = apply("norm", _standardise(gates))
+        reset, candidate, update = jnp.split(gates, 3, axis=-1)
+        candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
+        update = jax.nn.sigmoid(update - 1)  # biased towards remembering
+        return update * candidate + (1 - update) * deterministic
+
+    def _activate(self, x: Array) -> Array:
+        return ACTIVATIONS[self.activation](x)
+
+
+def _standardise(x: Array) -> Array:
+    """To mean 0 and variance 1 over the last axis."""
+    # both moments in one pass over x: one kernel less in every step
+    mean, square = jnp.mean(x, axis=-1, keepdims=True), jnp.mean(x**2, axis=-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(jnp.maximum(square - mean**2, 0.0) + NORM_EPSILON)

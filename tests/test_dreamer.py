@@ -1,0 +1,249 @@
+"""DreamerV2 against hand-computed numbers, plain differentiation, and a probe world."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lofo.agents.base import Agent
+from lofo.agents.dreamer import Dreamer, lambda_returns
+from lofo.networks import MLP, Discrete
+from lofo.types import Batch, LofoError, Step
+from models import TINY, drawn, jit
+
+KEY = jax.random.key(0)
+SMALL = Dreamer(
+    TINY,
+    actor=MLP((32,), "elu", "glorot"),
+    value=MLP((32,), "elu", "glorot"),
+    model_learning_rate=3e-3,
+    actor_learning_rate=3e-3,
+    value_learning_rate=3e-3,
+    discount=0.9,
+    horizon=6,
+    target_period=20,
+    batch_size=12,
+    window=8,
+)
+SIDE, GOAL, NUM_STEPS = 8, 5.0, 7  # the probe world: a dot, where it should be, and for how long
+
+
+def draw(place):
+    """A bar [..., 8, 8, 1] whose column is the place."""
+    columns = jnp.clip(1 - jnp.abs(jnp.arange(SIDE) - place[..., None]), 0, 1)
+    shade = jnp.round(255 * columns).astype(jnp.uint8)
+    return jnp.broadcast_to(shade[..., None, :, None], (*place.shape, SIDE, SIDE, 1))
+
+
+def move(place, action):
+    """The next place, and the reward for being near the goal there."""
+    place = jnp.clip(place + action, 0, SIDE - 1)
+    return place, 1 - jnp.abs(place - GOAL) / GOAL
+
+
+def best_action(place):
+    return jnp.clip(GOAL - place, -1, 1)
+
+
+def random_rows(num_episodes):
+    """Episodes of random actions, each with its closing row, one after the other."""
+    rng = np.random.default_rng(0)
+    place = jnp.float32(rng.uniform(0, SIDE - 1, num_episodes))
+    rows = []
+    for k in range(NUM_STEPS + 1):
+        is_last = np.full(num_episodes, k == NUM_STEPS)
+        action = jnp.float32(rng.uniform(-1, 1, num_episodes) * ~is_last)
+        after, reward = move(place, action)
+        none, is_first = np.zeros(num_episodes, bool), np.full(num_episodes, k == 0)
+        rows.append(Step(draw(place), action[:, None], reward * ~is_last, none, is_first, is_last))
+        place = after
+    return jax.tree.map(lambda *x: jnp.stack(x, 1).reshape(-1, *x[0].shape[1:]), *rows)
+
+
+def windows(agent, rows, key):
+    """A batch as a buffer would give it."""
+    starts = jax.random.randint(key, (agent.batch_size,), 0, len(rows.reward) - agent.window)
+    items = jax.tree.map(lambda x: x[starts[:, None] + jnp.arange(agent.window)][None], rows)
+    return Batch(items, jnp.ones(items.reward.shape, bool), starts)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return random_rows(200)
+
+
+@pytest.fixture(scope="module")
+def begun():
+    state = drawn(SMALL.init, scale=0.0)  # optimisers begin with zeros
+    model, actor, value = (drawn(SMALL.init)[k] for k in range(3))
+    return state._replace(model=model, actor=actor, value=value, target=value)
+
+
+@jax.jit
+def update(state, rows, key):
+    key_draw, key_update = jax.random.split(key)
+    return SMALL.update(state, windows(SMALL, rows, key_draw), key_update)
+
+
+@partial(jit, static_argnums=(0,), static_argnames="explore")
+def act(agent, state, memory, observation, key, *, explore):
+    return agent.act(state, memory, observation, key, explore=explore)
+
+
+def test_returns_by_hand():
+    rewards, values = jnp.array([[1.0], [2.0]]), jnp.array([[99.0], [10.0], [20.0]])
+    last = 2 + 0.9 * 20
+    first = 1 + 0.9 * (0.2 * 10 + 0.8 * last)
+    found = lambda_returns(rewards, values, 0.9, 0.8)
+    np.testing.assert_allclose(found[:, 0], [first, last], rtol=1e-6)
+
+
+def test_returns_are_those_of_the_recursion():
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(15, 7)), rng.normal(size=(16, 7))
+    expected = [values[-1]]
+    for t in reversed(range(15)):
+        step = 0.05 * values[t + 1] + 0.95 * expected[-1]
+        expected.append(rewards[t] + 0.99 * step)
+    found = lambda_returns(jnp.float32(rewards), jnp.float32(values), 0.99, 0.95)
+    np.testing.assert_allclose(found, expected[:0:-1], atol=1e-5)
+
+
+def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun):
+    """The gradient by way of the actions is that through everything."""
+    num, model = 5, SMALL.model
+    noise = model.rssm.latent.noise(KEY, (SMALL.horizon, num))
+    lots = jax.random.uniform(KEY, (SMALL.horizon, num, 1))
+    starts = model.rssm.begin((num,))
+    weights = 0.9 ** jnp.arange(SMALL.horizon - 1)[:, None]
+
+    def promise(actor, nudges):
+        state = begun._replace(actor=actor)
+        dream = SMALL._dream(state, starts, noise, lots, nudges)
+        return jnp.mean(weights * dream.returns[1:]), dream
+
+    def both(actor):
+        nudges = jnp.zeros_like(lots)
+        expected, _ = jax.grad(lambda a: promise(a, nudges), has_aux=True)(actor)
+        slope, dream = jax.grad(lambda n: promise(actor, n), has_aux=True)(nudges)
+        loss = jax.grad(SMALL._actor_loss, has_aux=True)
+        return expected, loss(actor, dream.features[:-1], lots, slope)[0]
+
+    expected, found = jit(both)(begun.actor)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(-x, y, rtol=1e-3, atol=1e-6), expected, found
+    )
+    assert all(x.any() for x in jax.tree.leaves(found))
+
+
+def test_the_critic_weighs_later_steps_less():
+    agent = replace(SMALL, horizon=3, value=MLP((), "elu", "glorot"))
+    value = ((), ({"weight": jnp.zeros((2, 1)), "bias": jnp.array([1.0])},))
+    returns = jnp.array([[2.0], [4.0], [1.0]])
+    loss = agent._value_loss(value, jnp.ones((3, 1, 2)), returns)
+    assert loss == pytest.approx((0.5 * 1 + 0.9 * 0.5 * 9 + 0) / 3)
+
+
+def test_an_episode_is_remembered_and_evaluated_without_noise(begun, rows):
+    agent: Agent = SMALL
+    memory = agent.begin()
+    assert memory.is_first and not memory.action.any()
+    observation = rows.observation[0]
+    actions = {
+        explore: [
+            act(SMALL, begun, memory, observation, jax.random.key(k), explore=explore)[0]
+            for k in range(20)
+        ]
+        for explore in (True, False)
+    }
+    assert np.std(actions[True]) > 0.2 and np.abs(actions[True]).max() <= 1
+    # the latent of what was seen is drawn in evaluation too, so that little remains
+    assert np.std(actions[False]) < 0.5 * np.std(actions[True])
+    action, memory = act(SMALL, begun, memory, observation, KEY, explore=True)
+    assert not memory.is_first and action.dtype == jnp.float32
+    np.testing.assert_array_equal(memory.action, action)
+    assert memory.state.stochastic.sum() == pytest.approx(4)
+
+
+def test_an_update_learns_and_copies_the_critic_on_time(begun, rows):
+    state = begun._replace(num_updates=jnp.int32(SMALL.target_period - 2))
+    first, metrics = update(state, rows, KEY)
+    second, _ = update(first, rows, KEY)
+    assert all(np.shape(x) == () and np.isfinite(x) for x in metrics.values())
+    assert {"image_loss", "reward_loss", "kl", "actor_loss", "value_loss"} <= set(metrics)
+    changed = jax.tree.map(lambda x, y: (x != y).any(), first, state)
+    assert all(jax.tree.leaves((changed.model, changed.actor, changed.value)))
+    jax.tree.map(np.testing.assert_array_equal, first.target, begun.value)
+    jax.tree.map(np.testing.assert_array_equal, second.target, second.value)
+    assert second.num_updates == SMALL.target_period
+
+
+def test_weights_decay_whatever_the_learning_rate():
+    optimiser = replace(SMALL, weight_decay=0.25)._optimiser(1e-3)
+    params, slope = {"a": jnp.array([4.0, -8.0])}, {"a": jnp.array([1e3, 0.0])}
+    change, _ = optimiser.update(slope, optimiser.init(params), params)
+    # Adam's first step is the learning rate; the norm was clipped, which its sign survives
+    np.testing.assert_allclose(change["a"], [-1e-3 - 1.0, 2.0], rtol=1e-5)
+
+
+def test_the_paper_sizes():
+    agent = Dreamer()
+    assert agent.appetite == (1, 16, 50, None)
+    assert agent.model.rssm.feature_size == 1224
+    params = jax.eval_shape(agent.model.init, KEY)
+    assert params.rssm["posterior"]["weight"].shape == (200 + 1536, 200)
+    assert [x["weight"].shape[-1] for x in params.decoder] == [192, 96, 48, 3]
+    small = Dreamer.small(batch_size=4)
+    assert small.batch_size == 4 and small.model.rssm.latent == Discrete(8, 8)
+
+
+def test_listed_actions_are_refused(begun, rows):
+    batches = windows(SMALL, rows, KEY)
+    listed = batches._replace(items=batches.items._replace(action=jnp.zeros((1, 12, 8), jnp.int32)))
+    with pytest.raises(LofoError, match="continuous actions"):
+        SMALL.update(begun, listed, KEY)
+    with pytest.raises(ValueError, match="horizon"):
+        replace(SMALL, horizon=1)
+
+
+def returns_of(policy, num=20):
+    """The mean return of a policy of memory, picture and place, from places all over the world."""
+    place = jnp.linspace(0, SIDE - 1, num)
+    memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (num, *x.shape)), SMALL.begin())
+
+    def step(carry, key):
+        place, memory = carry
+        action, memory = policy(memory, place, key)
+        place, reward = move(place, action)
+        return (place, memory), reward
+
+    keys = jax.random.split(KEY, NUM_STEPS)
+    return jnp.sum(jax.lax.scan(step, (place, memory), keys)[1], axis=0).mean()
+
+
+def test_a_probe_world_is_solved_in_dreams(begun, rows):
+    """From random actions alone, the agent learns to go to the goal and to stay there."""
+
+    @jit
+    def judge(state):
+        def policy(memory, place, key):
+            action, memory = jax.vmap(partial(SMALL.act, state, explore=False))(
+                memory, draw(place), jax.random.split(key, len(place))
+            )
+            return action[:, 0], memory
+
+        return returns_of(policy)
+
+    state = begun
+    for key in jax.random.split(KEY, 600):
+        state, _ = update(state, rows, key)
+    best = returns_of(lambda memory, place, key: (best_action(place), memory))
+    blind = [returns_of(lambda m, p, k, a=a: (a + 0 * p, m)) for a in np.linspace(-1, 1, 11)]
+    # 6.5 against 4.8: no action is good everywhere, so the picture must have been read
+    assert judge(state) > max(blind) + 0.7 * (best - max(blind))
+    place, action = jnp.float32([1.0, 3.0, 5.0, 6.0]), jnp.float32([1.0, -1.0, 0.0, -1.0])
+    foreseen = jit(SMALL.predict_reward)(state, draw(place), action[:, None], KEY)
+    np.testing.assert_allclose(foreseen, move(place, action)[1], atol=0.25)

@@ -1,0 +1,206 @@
+"""Agents that learn from sequences, in the loop: what they are shown, and how often they learn."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import values
+from lofo.agents import Appetite
+from lofo.buffers import Fifo, Local
+from lofo.environments import MiniGrid, Reacher
+from lofo.experiments import (
+    PRESETS,
+    REGISTRY,
+    Buffer,
+    Experiment,
+    Pack,
+    Phase,
+    Schedule,
+    loop,
+    memory,
+    run,
+)
+from lofo.experiments.experiment import shorten
+from lofo.locality import Handcrafted
+from lofo.types import LofoError, Step
+
+WORLD = MiniGrid(size=4, time_limit=7)
+WINDOW = 5
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Counts its updates, and reports the mean of the number each of them is."""
+
+    window: int | None = WINDOW
+
+    @property
+    def appetite(self) -> Appetite:
+        return Appetite(1, 4, self.window)
+
+    def init(self, key: Any) -> Any:
+        return jnp.zeros((), jnp.int32)
+
+    def begin(self) -> Any:
+        return jnp.zeros((), jnp.int32)
+
+    def act(self, state: Any, memory: Any, observation: Any, key: Any, *, explore: bool) -> Any:
+        return jax.random.randint(key, (), 0, 3), memory + 1
+
+    def update(self, state: Any, batches: Any, key: Any) -> Any:
+        return state + 1, {"number": (state + 1).astype(jnp.float32)}
+
+
+def reading(**changes: Any) -> Experiment:
+    spec = WORLD.spec
+    locality = Handcrafted((1.0,) * spec.observation_shape[0])
+    plain = Experiment(
+        id="read/lofo",
+        figure="none",
+        environment=WORLD,
+        agent=Reader(),
+        buffer=Buffer("LoFo", Local(0.5, 1), 64, locality, window=WINDOW),
+        phases=(Phase(1, 100, 1.0, 1.0), Phase(2, 60, 1.0, 1.0)),
+        schedule=Schedule(warmup=20, evaluate_every=50, episodes=2, steps_per_update=2),
+        seeds=(0, 1),
+    )
+    return replace(plain, **changes)
+
+
+def lived(pack: Pack, num_steps: int) -> Any:
+    runs = loop.init(pack, loop.outline_localities(pack))
+    task = pack.lead.environment.train_task(1)
+    return loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(num_steps // 2), True)[0]
+
+
+@pytest.mark.parametrize("rule", [Fifo(), Local(0.5, 1)], ids=["fifo", "local"])
+def test_windows_are_what_was_lived_through(rule: Any) -> None:
+    """Consecutive steps, episodes closed by their last observation, rewards where earned."""
+    plain = reading()
+    pack = Pack((replace(plain, buffer=replace(plain.buffer, rule=rule)),))
+    runs = lived(pack, 90)
+    buffer = pack.buffers[0]
+    batch = jax.vmap(lambda s, k: buffer.replay.sample(s, 200, k))(
+        runs.replays[0], jax.random.split(jax.random.key(0))
+    )
+    items: Step = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), batch.items)
+    assert items.observation.shape[:2] == (400, WINDOW)
+    step = jax.vmap(WORLD.advance)
+    poses = WORLD.pose(jnp.asarray(items.observation.reshape(-1)))
+    after, at_t1, at_t2 = step(poses, jnp.asarray(items.action.reshape(-1)))
+    expected = np.asarray(WORLD.encode(after)).reshape(items.observation.shape)
+    goes_on = ~items.is_last[:, :-1]
+    np.testing.assert_array_equal(items.observation[:, 1:][goes_on], expected[:, :-1][goes_on])
+    paid = np.where(at_t1, 4.0, np.where(at_t2, 2.0, 0.0)).reshape(items.reward.shape)
+    np.testing.assert_array_equal(items.reward, np.where(items.is_last, 0.0, paid))
+    np.testing.assert_array_equal(items.is_first[:, 1:], items.is_last[:, :-1])
+    assert not items.is_last[:, 0].any() and items.is_last.any() and items.terminated.any()
+    told = jax.vmap(buffer.replay.metrics)(runs.replays[0])
+    assert (np.asarray(told["max_steps"]) <= buffer.capacity * WINDOW).all()
+    assert (np.asarray(told["step_overflow"]) == 0).all()
+    assert bool(np.asarray(batch.reward_known).all()) == isinstance(rule, Fifo)
+
+
+def test_updates_and_pretraining_are_counted() -> None:
+    schedule = Schedule(
+        warmup=20, evaluate_every=50, episodes=2, steps_per_update=2, updates=3, pretraining=7
+    )
+    pack = Pack((reading(schedule=schedule),))
+    runs = lived(pack, 20)
+    task = WORLD.train_task(1)
+    runs, tally = loop.advance(pack, runs, task, jnp.int32(20), jnp.int32(1), False)
+    assert (runs.agents == 10).all()  # the first cycle that learns: 7 and 3
+    np.testing.assert_allclose(tally.sums["number"], 5.5)
+    runs, tally = loop.advance(pack, runs, task, jnp.int32(22), jnp.int32(4), False)
+    assert (runs.agents == 22).all()
+    np.testing.assert_allclose(tally.sums["number"], 12 + 15 + 18 + 21)
+
+
+def test_each_update_of_a_cycle_draws_its_own_batches() -> None:
+    schedule = Schedule(warmup=20, evaluate_every=50, episodes=2, steps_per_update=2, updates=6)
+    seen: list[Any] = []
+
+    @dataclass(frozen=True)
+    class Witness(Reader):
+        def update(self, state: Any, batches: Any, key: Any) -> Any:
+            jax.debug.callback(lambda x: seen.append(np.asarray(x)), batches.starts)
+            return super().update(state, batches, key)
+
+    pack = Pack((reading(schedule=schedule, agent=Witness(), seeds=(0,)),))
+    runs = lived(pack, 20)
+    loop.advance(pack, runs, WORLD.train_task(1), jnp.int32(20), jnp.int32(1), False)
+    jax.effects_barrier()
+    assert len({tuple(starts.ravel()) for starts in seen}) > 3
+
+
+def test_a_window_the_agent_does_not_want_is_refused() -> None:
+    with pytest.raises(LofoError, match=r"windows of 3.*gives 5: set buffer.window to 3"):
+        reading(agent=Reader(window=3))
+    with pytest.raises(LofoError, match="windows of None"):
+        reading(agent=Reader(window=None))
+
+
+def test_a_run_of_windows_goes_from_end_to_end(tmp_path: Path) -> None:
+    run(Pack((reading(),)), tmp_path)
+    found = values(tmp_path)
+    steps, stored = found["read/lofo", 0, 160, "steps"], found["read/lofo", 0, 160, "stored"]
+    assert 0 < stored <= 64 and stored <= steps <= 64 * WINDOW
+    assert found["read/lofo", 0, 160, "unknown_rewards"] > 0
+    assert found["read/lofo", 1, 160, "number"] > found["read/lofo", 1, 100, "number"]
+
+
+def test_windows_hold_codes_and_not_pixels() -> None:
+    experiment = replace(REGISTRY["reacher/dreamer/lofo"], seeds=(0,))
+    replays = jax.eval_shape(lambda: memory.empty(Pack((experiment,))))[0]
+    num_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replays))
+    assert num_bytes < 200e6  # 2.5e6 pictures would be 31 GB
+
+
+def test_stale_rewards_near_t1_are_counted() -> None:
+    """In phase 2 both physics steps at T1 pay 2; what pays more there is phase 1's."""
+    world = Reacher(time_limit=20)
+    agent, buffer = Reader(), Buffer("FIFO", Fifo(), 300, window=WINDOW)
+    pack = Pack(
+        (
+            reading(
+                environment=world,
+                agent=replace(agent),
+                buffer=buffer,
+                schedule=Schedule(20, 50, 2, 2),
+                seeds=(0, 1, 2, 3),
+            ),
+        )
+    )
+    runs = lived(pack, 200)
+    told = [
+        jax.vmap(lambda state, t=t: loop.describe_buffer(world, buffer.replay, state, t))(
+            runs.replays[0]
+        )
+        for t in (world.train_task(1), world.train_task(2))
+    ]
+    assert (told[0]["stale_rows"] == 0).all()
+    assert told[0]["t1_rows"].sum() > 0
+    np.testing.assert_array_equal(told[0]["t1_rows"], told[1]["stale_rows"])
+
+
+def test_the_small_preset_keeps_world_and_rule() -> None:
+    experiment = REGISTRY["randomized_reacher/dreamer/lofo"]
+    small = PRESETS["small"](experiment)
+    assert small.environment == experiment.environment
+    assert small.buffer.rule == experiment.buffer.rule and small.buffer.window == 20
+    with pytest.raises(LofoError, match="no small version of reacher/planet/lofo"):
+        PRESETS["small"](REGISTRY["reacher/planet/lofo"])
+
+
+def test_a_fraction_scales_windows_capacities_too() -> None:
+    fifth = shorten(REGISTRY["reacher/dreamer/fifo-all"], 0.2)
+    assert fifth.buffer.capacity == 500_000 and [p.steps for p in fifth.phases] == [
+        200_000,
+        300_000,
+    ]
+    assert shorten(REGISTRY["reacher/dreamer/lofo"], 0.2).buffer.rule.limit == 2

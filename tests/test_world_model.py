@@ -1,0 +1,409 @@
+"""The world model against hand-computed numbers, a plain re-implementation, and one batch."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lofo.agents.world_model import BalancedKL, HingedKL, arrive
+from lofo.networks import Discrete, Gaussian, rssm
+from lofo.networks.blocks import draw_layer
+from lofo.networks.distributions import (
+    Normal,
+    TruncatedNormal,
+    categorical_kl,
+    gaussian_kl,
+    straight_through,
+    truncated_normal,
+)
+from lofo.types import LofoError, Step
+from models import TINY, TINY_PLANET, drawn, jit
+
+KEY = jax.random.key(0)
+KINDS = pytest.mark.parametrize("model", [TINY, TINY_PLANET], ids=["dreamer", "planet"])
+
+
+def windows(num=3, length=5, seed=0):
+    """Random rows, some of them the first of an episode."""
+    rng = np.random.default_rng(seed)
+    shape = num, length
+    items = Step(
+        observation=rng.integers(0, 256, (*shape, 8, 8, 1)).astype(np.uint8),
+        action=rng.uniform(-1, 1, (*shape, 1)).astype(np.float32),
+        reward=rng.normal(size=shape).astype(np.float32),
+        terminated=np.zeros(shape, bool),
+        is_first=rng.random(shape) < 0.2,
+        is_last=np.zeros(shape, bool),
+    )
+    return jax.tree.map(jnp.asarray, items)
+
+
+@partial(jit, static_argnums=0)
+def loss_and_slope(model, params, items, known, key):
+    return jax.value_and_grad(model.loss, has_aux=True)(params, items, known, key)
+
+
+def assert_close(tree, other, rtol=1e-4, atol=1e-5):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=atol), tree, other)
+
+
+def test_glorot_counts_the_pixels_of_a_kernel_in_both_fans():
+    layer = draw_layer(KEY, (5, 5, 7, 9), 5 * 5 * 7, "elu", "glorot")
+    bound = math.sqrt(6 / (25 * 7 + 25 * 9))
+    assert 0.95 * bound < jnp.abs(layer["weight"]).max() <= bound
+    assert not layer["bias"].any()
+
+
+def test_a_straight_through_sample_is_one_hot_with_the_gradient_of_the_probabilities():
+    logits, noise = jnp.log(jnp.array([0.5, 0.3, 0.2])), jnp.array([0.0, 3.0, 0.0])
+    np.testing.assert_array_equal(straight_through(logits, noise), [0, 1, 0])
+    weight = jnp.array([1.0, 2.0, 4.0])  # of mean 0.5 + 0.6 + 0.8 = 1.9
+    gradient = jax.grad(lambda x: straight_through(x, noise) @ weight)(logits)
+    assert_close(gradient, np.array([0.5 * -0.9, 0.3 * 0.1, 0.2 * 2.1]))
+
+
+def test_a_straight_through_sample_comes_as_often_as_its_probability():
+    logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
+    noise = Discrete(1, 3).noise(KEY, (20_000,))
+    assert_close(straight_through(logits, noise).mean((0, 1)), [0.5, 0.3, 0.2], atol=0.02)
+
+
+def test_the_policy_has_the_spread_of_dreamer():
+    policy = truncated_normal(jnp.array([0.3, -2.0, 0.0, 1.0]))
+    assert_close(policy.mean, np.tanh([0.3, -2.0]))
+    assert_close(policy.std, [1.1, 2 / (1 + math.exp(-0.5)) + 0.1])
+
+
+def test_a_truncated_sample_lies_where_its_lot_says():
+    mean, std, lot = 0.4, 0.7, 0.3
+    sample = float(TruncatedNormal(jnp.array([mean]), jnp.array([std])).sample(jnp.array([lot]))[0])
+    share = [0.5 * (1 + math.erf((x - mean) / std / math.sqrt(2))) for x in (-1, sample, 1)]
+    assert (share[1] - share[0]) / (share[2] - share[0]) == pytest.approx(lot, abs=1e-5)
+
+
+def test_truncated_samples_stay_inside_and_keep_their_gradient():
+    def sample(mean, lot):
+        return TruncatedNormal(jnp.tanh(mean), jnp.full(mean.shape, 0.1)).sample(lot)
+
+    means, lots = jnp.array([0.0, 9.0, -9.0, 1.0]), jnp.array([0.0, 0.0, 1 - 1e-7, 1 - 1e-7])
+    assert (jnp.abs(sample(means, lots)) < 1).all()
+    slope = jax.grad(lambda m: sample(m, lots).sum())(means)
+    assert jnp.isfinite(slope).all() and slope[0] > 0.5  # though its sample was clipped
+
+
+def test_the_entropy_of_a_truncated_normal_is_its_integral():
+    mean, std = 0.4, 0.7
+    x = np.linspace(-1, 1, 20_001)
+    density = np.exp(-0.5 * ((x - mean) / std) ** 2)
+    density /= np.trapezoid(density, x)
+    by_hand = -np.trapezoid(density * np.log(density), x)
+    entropy = TruncatedNormal(jnp.array([mean]), jnp.array([std])).entropy()
+    assert entropy == pytest.approx(by_hand, abs=1e-4)
+
+
+def test_divergences_by_hand():
+    kl = categorical_kl(jnp.log(jnp.array([0.5, 0.5])), jnp.log(jnp.array([0.25, 0.75])))
+    assert kl == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-5)
+    normal = Normal(jnp.array([1.0, 0.0]), jnp.array([2.0, 1.0]))
+    standard = Normal(jnp.zeros(2), jnp.ones(2))
+    assert gaussian_kl(normal, standard) == pytest.approx(0.5 * (4 + 1 - 1 - math.log(4)))
+
+
+def logits_of(*probabilities):
+    """Statistics [B, 1, 2] of one variable with two classes."""
+    return jnp.log(jnp.array([[[p, 1 - p]] for p in probabilities]))
+
+
+def kl_of(p, q):
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def test_the_balanced_kl_moves_the_prior_four_times_as_much():
+    latent, divergence = Discrete(1, 2), BalancedKL(free=0.1)
+    posterior, prior = logits_of(0.9, 0.5), logits_of(0.2, 0.5)
+    loss, kl = divergence.loss(latent, posterior, prior)
+    by_hand = (kl_of(0.9, 0.2) + 0) / 2
+    assert kl == pytest.approx(by_hand, rel=1e-5) and loss == pytest.approx(by_hand, rel=1e-5)
+    slopes = jax.grad(lambda *x: divergence.loss(latent, *x)[0], (0, 1))(posterior, prior)
+    to_prior = 0.8 * (0.2 - 0.9) / 2  # softmax of the prior less the posterior
+    to_posterior = 0.2 * 0.9 * (math.log(0.9 / 0.2) - kl_of(0.9, 0.2)) / 2
+    assert slopes[1][0, 0, 0] == pytest.approx(to_prior, rel=1e-4)
+    assert slopes[0][0, 0, 0] == pytest.approx(to_posterior, rel=1e-4)
+
+
+def test_free_nats_are_of_the_mean_over_the_batch():
+    latent, divergence = Discrete(1, 2), BalancedKL(free=1.0)
+    alone, diluted = (logits_of(0.99), logits_of(0.1)), (logits_of(0.99, 0.5), logits_of(0.1, 0.5))
+    assert kl_of(0.99, 0.1) > 2 > kl_of(0.9, 0.2) / 2
+    assert divergence.loss(latent, *alone)[0] == pytest.approx(kl_of(0.99, 0.1), rel=1e-5)
+    assert divergence.loss(latent, *diluted)[0] == pytest.approx(kl_of(0.99, 0.1) / 2, rel=1e-5)
+    free = logits_of(0.9, 0.5), logits_of(0.2, 0.5)
+    loss, slope = jax.value_and_grad(lambda x: divergence.loss(latent, x, free[1])[0])(free[0])
+    assert loss == pytest.approx(1.0) and not slope.any()
+
+
+def test_the_hinged_kl_frees_every_step_alone():
+    normals = Normal(jnp.array([[4.0], [1.0]]), jnp.ones((2, 1)))
+    standard = Normal(jnp.zeros((2, 1)), jnp.ones((2, 1)))
+    loss, kl = HingedKL().loss(Gaussian(1), normals, standard)
+    assert kl == pytest.approx((8 + 0.5) / 2) and loss == pytest.approx((8 - 3 + 0) / 2)
+
+
+def one_step_episodes(num_rows):
+    """First row, closing row, first row, ...; each episode ends with a reward of its own."""
+    rows = np.arange(num_rows)
+    is_last = rows % 2 == 1
+    return Step(
+        observation=np.zeros((1, num_rows, 8, 8, 1), np.uint8),
+        action=np.where(is_last, 0.0, 1 + rows)[None, :, None].astype(np.float32),
+        reward=np.where(is_last, 0.0, 10 + rows)[None].astype(np.float32),
+        terminated=~is_last[None],
+        is_first=~is_last[None],
+        is_last=is_last[None],
+    )
+
+
+def test_the_reward_of_a_one_step_episode_arrives_at_its_closing_row():
+    items = jax.tree.map(jnp.asarray, one_step_episodes(6))
+    known = jnp.array([[True, True, False, True, True, True]])
+    arrived = arrive(items, known)
+    np.testing.assert_array_equal(arrived.reward, [[0, 10, 0, 12, 0, 14]])
+    np.testing.assert_array_equal(arrived.action[..., 0], [[0, 1, 0, 3, 0, 5]])
+    np.testing.assert_array_equal(arrived.reward_known, [[0, 1, 0, 0, 0, 1]])
+    np.testing.assert_array_equal(arrived.is_first, items.is_first)
+
+
+def test_nothing_known_leads_to_the_first_row_of_a_window():
+    items = jax.tree.map(lambda x: jnp.asarray(x[:, 1:]), one_step_episodes(6))
+    arrived = arrive(items, jnp.ones((1, 5), bool))
+    np.testing.assert_array_equal(arrived.reward_known, [[0, 0, 1, 0, 1]])
+    np.testing.assert_array_equal(arrived.is_first, [[1, 1, 0, 1, 0]])
+
+
+def test_unknown_rewards_give_exactly_no_gradient():
+    params, items = drawn(TINY.init), windows()
+    none = jnp.zeros((3, 5), bool)
+    (_, (_, metrics)), slope = loss_and_slope(TINY, params, items, none, KEY)
+    assert metrics["reward_loss"] == 0
+    assert not any(x.any() for x in jax.tree.leaves((slope.reward, slope.reward_out)))
+    assert all(x.any() for x in jax.tree.leaves((slope.encoder, slope.canvas)))
+    known = none.at[0, 1].set(True)
+    items = items._replace(is_first=none)
+    slope = loss_and_slope(TINY, params, items, known, KEY)[1]
+    others = items._replace(reward=jnp.where(known, items.reward, 1e6))
+    jax.tree.map(
+        np.testing.assert_array_equal, slope, loss_and_slope(TINY, params, others, known, KEY)[1]
+    )
+
+
+def test_the_reward_loss_is_a_mean_over_all_rows_known_or_not():
+    items, known = windows(), jnp.ones((3, 5), bool)
+    items = items._replace(is_first=~known, reward=jnp.full((3, 5), 2.0, jnp.float32))
+    params = drawn(TINY.init)
+    still = jax.tree.map(jnp.zeros_like, (params.reward, params.reward_out))
+    params = params._replace(reward=still[0], reward_out=still[1])  # foresees 0 everywhere
+    (_, (_, metrics)), _ = loss_and_slope(TINY, params, items, known, KEY)
+    assert metrics["reward_loss"] == pytest.approx(3 * 4 * 2.0 / 15)  # none in the first rows
+
+
+def test_pictures_in_the_units_of_the_networks():
+    shades = np.broadcast_to(np.array([0, 7, 8, 255], np.uint8)[:, None, None, None], (4, 8, 8, 1))
+    seen = TINY.see(shades, KEY)[:, 0, 0, 0]
+    assert_close(seen, np.array([0, 7, 8, 255]) / 255 - 0.5)
+    noisy = (TINY_PLANET.see(shades, KEY) + 0.5) * 32
+    np.testing.assert_array_equal(jnp.floor(noisy)[:, 0, 0, 0], [0, 0, 1, 31])
+    assert jnp.std(noisy[0]) > 0.2  # uniform in each shade
+
+
+def reference(model, params, actions, embeddings, is_first, noise):
+    """The recurrence word for word, one row of one window after the other."""
+    cell = jax.tree.map(np.asarray, params)
+    act = {"elu": lambda x: np.where(x > 0, x, np.expm1(x)), "relu": lambda x: np.maximum(x, 0)}
+
+    def dense(name, *parts):
+        return np.concatenate(parts) @ cell[name]["weight"] + cell[name]["bias"]
+
+    h, z = np.zeros(model.deterministic_size), np.zeros(model.latent.size)
+    rows = []
+    for action, embedding, first, lot in zip(actions, embeddings, is_first, noise, strict=True):
+        if first:
+            h, z, action = 0 * h, 0 * z, 0 * action
+        gates = dense("gates", act[model.activation](dense("input", z, action)), h)
+        if model.layer_norm:
+            gates = (gates - gates.mean()) / np.sqrt(gates.var() + 1e-3)
+            gates = gates * cell["norm"]["weight"] + cell["norm"]["bias"]
+        reset, candidate, update = (gates[k * len(h) : (k + 1) * len(h)] for k in range(3))
+        sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+        candidate, update = np.tanh(sigmoid(reset) * candidate), sigmoid(update - 1)
+        h = update * candidate + (1 - update) * h
+        prior = dense("prior_out", act[model.activation](dense("prior", h)))
+        posterior = dense("posterior_out", act[model.activation](dense("posterior", h, embedding)))
+        if isinstance(model.latent, Discrete):
+            best = np.argmax(posterior.reshape(lot.shape) + lot, -1)
+            z = np.eye(model.latent.num_classes)[best].ravel()
+        else:
+            mean, spread = np.split(posterior, 2)
+            z = mean + (np.log1p(np.exp(spread)) + 0.1) * lot
+        rows.append((h, z, posterior, prior))
+    return [np.stack(column) for column in zip(*rows, strict=True)]
+
+
+@KINDS
+def test_a_window_is_observed_as_the_formulas_say(model):
+    model = model.rssm
+    rng = np.random.default_rng(1)
+    params = drawn(model.init, 2, 7)
+    actions, embeddings = rng.normal(size=(3, 6, 2)), rng.normal(size=(3, 6, 7))
+    is_first = np.tile(np.arange(6) == 3, (3, 1))
+    given = jax.tree.map(jnp.float32, (actions, embeddings))
+    states, posterior, prior = jit(model.observe_window)(params, *given, jnp.asarray(is_first), KEY)
+    noise = np.asarray(model.latent.noise(KEY, (6, 3)))
+    for k in range(3):
+        h, z, *raw = reference(model, params, actions[k], embeddings[k], is_first[k], noise[:, k])
+        assert_close(states.deterministic[k], h)
+        assert_close(states.stochastic[k], z)
+        for found, expected in zip((posterior, prior), raw, strict=True):
+            row = jax.tree.map(lambda x, k=k: x[k], found)
+            assert_close(row, model.latent.statistics(expected.astype(np.float32)))
+
+
+def test_one_step_and_a_window_observe_alike():
+    model = TINY.rssm
+    params = drawn(model.init, 2, 7)
+    action, embedding = jnp.ones((3, 2)), jnp.ones((3, 7))
+    is_first = jnp.array([True, False, True])
+    step = jit(model.observe)(params, model.begin((3,)), 0 * action, embedding, is_first, KEY)
+    window = jit(model.observe_window)(
+        params, action[:, None], embedding[:, None], is_first[:, None] | True, KEY
+    )
+    jax.tree.map(lambda x, y: assert_close(x, y[:, 0]), step[1:], window[1:])
+    assert model.features(step[0]).shape == (3, model.feature_size)
+
+
+def test_steps_imagined_one_by_one_or_in_a_row_agree():
+    model = TINY.rssm
+    params = drawn(model.init, 2, 7)
+    actions = jax.random.uniform(KEY, (4, 3, 2))
+    states = jit(model.imagine_window)(params, model.begin((4,)), actions, KEY)
+    noise = model.latent.noise(KEY, (3, 4))
+    now = model.begin((4,))
+    for k in range(3):
+        now, prior = jit(model.imagine_by)(params, now, actions[:, k], noise[k])
+        assert_close(now, jax.tree.map(lambda x, k=k: x[:, k], states))
+    assert_close(prior, model.prior(params, now.deterministic))
+
+
+def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(monkeypatch):
+    model = TINY.rssm
+    rng = np.random.default_rng(2)
+    params = drawn(model.init, 2, 7)
+    actions, embeddings = (
+        jnp.float32(rng.normal(size=(3, 6, 2))),
+        jnp.float32(rng.normal(size=(3, 6, 7))),
+    )
+    is_first = jnp.asarray(np.arange(18).reshape(3, 6) % 7 == 4)
+
+    def slopes():
+        def loss(params, actions, embeddings):
+            states, *statistics = model.observe_window(params, actions, embeddings, is_first, KEY)
+            parts = jnp.sin(model.features(states)), model.kl(*statistics)
+            return sum(jnp.sum(x * jnp.arange(6).reshape(6, *[1] * (x.ndim - 2))) for x in parts)
+
+        return jit(jax.grad(loss, (0, 1, 2)))(params, actions, embeddings)
+
+    def plain(step, layers, carry, inputs):
+        return jax.lax.scan(partial(step, partial(rssm.apply_layer, layers)), carry, inputs)
+
+    gathered = slopes()
+    monkeypatch.setattr(rssm, "unroll", plain)
+    assert_close(gathered, slopes(), atol=1e-3)
+    assert all(x.any() for x in jax.tree.leaves(gathered))
+
+
+def test_what_came_before_an_episode_leaves_no_trace_in_it():
+    items = windows()
+    items = items._replace(is_first=jnp.zeros((3, 5), bool).at[:, 2].set(True))
+    changed = windows(seed=1)
+    others = jax.tree.map(lambda x, y: x.at[:, :2].set(y[:, :2]), items, changed)
+    others = others._replace(is_first=items.is_first)
+    params, known = drawn(TINY.init), jnp.ones((3, 5), bool)
+    (_, (states, _)), _ = loss_and_slope(TINY, params, items, known, KEY)
+    (_, (other_states, _)), _ = loss_and_slope(TINY, params, others, known, KEY)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_array_equal(x[:, 2:], y[:, 2:]), states, other_states
+    )
+    assert (states.deterministic[:, 1] != other_states.deterministic[:, 1]).any()
+
+
+def test_runs_side_by_side_need_no_convolution():
+    """Grouped convolutions, which `vmap` makes of plain ones, do not scale with the runs."""
+    keys = jax.random.split(KEY, 2)
+    params = jax.eval_shape(jax.vmap(TINY.init), keys)
+    items, known = windows(), jnp.ones((3, 5), bool)
+    slope = jax.grad(TINY.loss, has_aux=True)
+    program = jax.make_jaxpr(jax.vmap(slope, (0, None, None, 0)))(params, items, known, keys)
+    assert "conv_general" not in str(program) and "dot_general" in str(program)
+
+
+def test_half_precision_stays_near_and_learns_in_full():
+    params, items, known = drawn(TINY.init), windows(), jnp.ones((3, 5), bool)
+    half = replace(TINY, compute_dtype="bfloat16")
+    (loss, _), slope = loss_and_slope(TINY, params, items, known, KEY)
+    (near, _), near_slope = loss_and_slope(half, params, items, known, KEY)
+    assert near == pytest.approx(float(loss), rel=0.05)
+    assert {x.dtype for x in jax.tree.leaves(near_slope)} == {jnp.dtype("float32")}
+    norms = [optax.tree.norm(x) for x in (slope, near_slope)]
+    assert norms[0] == pytest.approx(float(norms[1]), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "model", [TINY, pytest.param(TINY_PLANET, marks=pytest.mark.slow)], ids=["dreamer", "planet"]
+)
+def test_one_batch_is_reconstructed(model):
+    """Blocks that stand where no action put them: only what was seen can tell."""
+    rng = np.random.default_rng(0)
+    pictures, places = np.zeros((4, 6, 8, 8, 1), np.uint8), rng.integers(0, 5, (4, 6, 2))
+    for (b, n), (row, column) in zip(np.ndindex(4, 6), places.reshape(24, 2), strict=True):
+        pictures[b, n, row : row + 4, column : column + 4] = 255
+    reward = np.roll(places[..., 0] / 2 - 1, -1, axis=1).astype(np.float32)  # on arriving there
+    items = windows(4, 6)._replace(observation=jnp.asarray(pictures), reward=jnp.asarray(reward))
+    known, optimiser = jnp.ones((4, 6), bool), optax.adam(1e-2)
+
+    @jit
+    def learn(params, keys):
+        def step(carry, key):
+            slope, (_, metrics) = jax.grad(model.loss, has_aux=True)(carry[0], items, known, key)
+            change, memory = optimiser.update(slope, carry[1])
+            return (optax.apply_updates(carry[0], change), memory), metrics
+
+        (params, _), metrics = jax.lax.scan(step, (params, optimiser.init(params)), keys)
+        _, (states, _) = model.loss(params, items, known, keys[0])
+        return model.picture(params, model.features(states)), metrics
+
+    redrawn, metrics = learn(drawn(model.init), jax.random.split(KEY, 800))
+    assert jnp.abs(redrawn - pictures / 255).mean() < 0.07
+    assert metrics["image_loss"][-1] < 0.1 * metrics["image_loss"][0]
+    assert metrics["reward_loss"][-50:].mean() < 0.1 * metrics["reward_loss"][0]
+
+
+def test_resting_sees_each_picture_alone():
+    params, pictures = drawn(TINY.init), windows().observation[0]
+    rest = jit(TINY.rest, static_argnums=2)
+    states = rest(params, pictures, 4, KEY)
+    assert states.deterministic.shape == (5, 32) and states.stochastic.shape == (5, 16)
+    swapped = rest(params, pictures.at[0].set(pictures[1]), 4, KEY)
+    np.testing.assert_array_equal(states.deterministic[1:], swapped.deterministic[1:])
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="decoder draws"):
+        replace(TINY, observation_shape=(9, 9, 1))
+    with pytest.raises(LofoError, match="continuous actions"):
+        replace(TINY, action_size=0)
+    with pytest.raises(ValueError, match="built for observations of shape"):
+        TINY.see(jnp.zeros((7, 7, 1), jnp.uint8), KEY)
