@@ -19,6 +19,7 @@ import numpy as np
 
 from lofo.experiments import checkpoint, fitting, loop
 from lofo.experiments.experiment import configuration
+from lofo.experiments.film import is_filmed, write_films
 from lofo.experiments.pack import NEVER, Pack, Runs, Tally
 from lofo.experiments.provenance import provenance
 from lofo.experiments.timeline import Block, evaluation_tasks, plan
@@ -139,6 +140,8 @@ class _Execution:
             scores = self._record(runs, sums, block, recorder, began)
             if block.closes:
                 self._draw(runs, block, recorder)
+                if is_filmed(self.pack):
+                    recorder.write(write_films(self.pack, runs, block, self.folder))
             rate = (block.warmup + block.learning) / (time.monotonic() - began)
             self.watch(
                 Event("running", block.last_step, self.pack.num_steps, block.phase, scores, rate)

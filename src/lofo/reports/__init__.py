@@ -8,6 +8,7 @@ from lofo.reports.tables import adaptation_table, verdict_table
 
 if TYPE_CHECKING:
     from lofo.reports.curves import draw_curves, draw_diagnostics
+    from lofo.reports.films import make_films
     from lofo.reports.maps import draw_maps
     from lofo.reports.report import write_report
 
@@ -16,6 +17,7 @@ _DRAWING = {
     "draw_curves": "curves",
     "draw_diagnostics": "curves",
     "draw_maps": "maps",
+    "make_films": "films",
     "write_report": "report",
 }
 
@@ -26,6 +28,7 @@ __all__ = [
     "draw_curves",
     "draw_diagnostics",
     "draw_maps",
+    "make_films",
     "summarise",
     "verdict_table",
     "write_report",

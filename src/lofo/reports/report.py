@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lofo.reports.curves import plot_curves, plot_diagnostics, save
+from lofo.reports.films import save_films
 from lofo.reports.maps import plot_maps
 from lofo.reports.names import UNKNOWN, with_length
 from lofo.reports.runs import Run, Source, choose, load
@@ -77,6 +78,9 @@ CAPTIONS = {
     "rewards": "What the model believes at the end of each phase, beside the truth, on one colour "
     "scale; above each map its range, which may go beyond the scale, and its mean over the cells "
     "whose steps end at T1 and at T2. Compare these in phase 2.",
+    "film": "What the agent does at the end of each phase, without exploration and from the same "
+    "start. Left: the world. Right: what the world model draws, first of pictures it has seen "
+    "(green), then from its imagination and the same actions alone (orange).",
 }
 
 
@@ -96,6 +100,7 @@ def write_report(
         **plot_maps(runs, map_seed),
     }
     pictures = {name: save(figure, out / name) for name, figure in figures.items()}
+    pictures |= {path.name: path for path in save_films(runs, out)}
     left_out = len(everyone) - len(runs)
     path = out / "report.html"
     path.write_text(_page(runs, summarise_runs(runs), pictures, left_out), encoding="utf-8")
@@ -122,7 +127,7 @@ def _page(
         '<p class="soft">Means over the judged evaluations; the true reward in brackets; errors '
         "inside and outside the zone around T1. A row is one stored sample.</p>",
         _figure(pictures["diagnostics.png"]),
-        *(_figure(p) for name, p in pictures.items() if name.startswith(("coverage", "rewards"))),
+        *(_figure(p) for p in pictures.values() if _kind(p) in ("coverage", "rewards", "film")),
         "<h2>Spread over seeds</h2>",
         *_per_world(summaries, SPREAD),
         '<p class="soft">The unit of replication is the seed. Interval: 95 % bootstrap of the '
@@ -184,9 +189,14 @@ def _cell(text: str) -> str:
 
 def _figure(path: Path) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
-    caption = CAPTIONS[path.stem.split("-")[0]]
-    image = f'<img alt="{escape(path.stem)}" src="data:image/png;base64,{data}">'
-    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+    source = f"data:image/{path.suffix[1:]};base64,{data}"
+    image = f'<img alt="{escape(path.stem)}" src="{source}">'
+    return f"<figure>{image}<figcaption>{escape(CAPTIONS[_kind(path)])}</figcaption></figure>"
+
+
+def _kind(path: Path) -> str:
+    """What a figure shows, by the first word of its file's name."""
+    return path.stem.split("-")[0]
 
 
 def _provenance(source: Source) -> str:

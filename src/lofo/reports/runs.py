@@ -66,12 +66,12 @@ class Curve(NamedTuple):
         return Curve(steps, np.stack([mean_of_known(self.values[:, i], 1) for i in inside], axis=1))
 
 
-class MapFile(NamedTuple):
-    """An array file with the maps of some seeds of a run at the end of a phase."""
+class ArrayFile(NamedTuple):
+    """An array file about some seeds of a run at the end of a phase."""
 
     folder: Path
     name: str
-    seeds: tuple[int, ...]  # one for each layer of its arrays
+    seeds: tuple[int, ...]  # of maps one for each layer; films show the first
 
 
 class Source(NamedTuple):
@@ -99,7 +99,8 @@ class Run:
     member: str  # its buffer, told apart from the others of that world
     seeds: tuple[int, ...]
     curves: dict[tuple[int, str], Curve]  # by phase and metric
-    maps: dict[int, tuple[MapFile, ...]]  # by phase
+    maps: dict[int, tuple[ArrayFile, ...]]  # by phase
+    films: dict[int, tuple[ArrayFile, ...]]  # by phase
     sources: tuple[Source, ...]
 
     @property
@@ -238,7 +239,8 @@ def _join(parts: list[_Part], everyone: list[dict[str, Any]]) -> Run:
         member=member_name(settings, everyone),
         seeds=seeds,
         curves=_curves([row for part in parts for row in part.rows], seeds),
-        maps=_maps(parts),
+        maps=_array_files(parts, "maps"),
+        films=_array_files(parts, "film"),
         sources=tuple(part.source for part in parts),
     )
 
@@ -263,13 +265,13 @@ def _curve(cells: dict[tuple[int, int], float], num_seeds: int) -> Curve:
     return Curve(np.asarray(steps), values)
 
 
-def _maps(parts: list[_Part]) -> dict[int, tuple[MapFile, ...]]:
-    """The array files that are there: a published record may leave them out."""
-    found: dict[int, dict[MapFile, None]] = {}
+def _array_files(parts: list[_Part], metric: str) -> dict[int, tuple[ArrayFile, ...]]:
+    """Those that are there: a published record may leave them out."""
+    found: dict[int, dict[ArrayFile, None]] = {}
     for part in parts:
         for row in part.rows:
-            if row.metric == "maps" and (part.folder / str(row.value)).exists():
-                file = MapFile(part.folder, str(row.value), tuple(part.settings["seeds"]))
+            if row.metric == metric and (part.folder / str(row.value)).exists():
+                file = ArrayFile(part.folder, str(row.value), tuple(part.settings["seeds"]))
                 found.setdefault(row.phase, {})[file] = None
     return {phase: tuple(files) for phase, files in found.items()}
 

@@ -1,0 +1,72 @@
+"""`lofo watch | thin | split | join`: what one can do with the folders of runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lofo import reports
+from lofo.experiments.parts import join, split
+from lofo.records import thin
+from lofo.types import LofoError
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Makes a GIF of each run: the world before and after the change, beside the model's dreams."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders with rows, or with such folders below them."""
+    out: Path | None = None
+    """Where the films go; the first folder if left out."""
+
+    def go(self) -> None:
+        if not self.folders:
+            raise LofoError("name at least one folder with rows, such as runs/reacher")
+        for path in reports.make_films(self.folders, self.out or self.folders[0]):
+            print(path)
+
+
+@dataclass(frozen=True)
+class Thin:
+    """Copies a run's record with fewer rows, small enough to keep for ever."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Where the rows are."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Where the copy goes."""
+    every: int = 10
+    """Keep every so many evaluations, and those a phase is judged by; returns are kept whole."""
+
+    def go(self) -> None:
+        print(f"{thin(self.folder, self.out, self.every):,} rows: {self.out}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Writes a run's folder as files of bounded size, to carry it to another machine."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Where the run is; stop it first."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Where the parts go."""
+    megabytes: float = 16.0
+    """The size of a part at most."""
+
+    def go(self) -> None:
+        *parts, _ = split(self.folder, self.out, self.megabytes)
+        print(f"{len(parts)} parts: {self.out}. Elsewhere: lofo join {self.out} FOLDER")
+
+
+@dataclass(frozen=True)
+class Join:
+    """Puts a run's folder together again; the same `lofo run` then goes on with it."""
+
+    parts: Annotated[Path, tyro.conf.Positional]
+    """What `lofo split` wrote."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """Where the run goes; give the same folder to `lofo run --out`."""
+
+    def go(self) -> None:
+        print(f"{len(join(self.parts, self.out))} files: {self.out}")
