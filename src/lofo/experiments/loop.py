@@ -102,7 +102,8 @@ def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) 
         actions, memories = _random_actions(pack, keys.act), runs.memories
     else:
         act = partial(agent.act, explore=True)
-        actions, memories = jax.vmap(act)(runs.agents, runs.memories, observations, keys.act)
+        seen = pack.show(runs.codes)
+        actions, memories = jax.vmap(act)(runs.agents, runs.memories, seen, keys.act)
     worlds, answer = jax.vmap(environment.step, (None, 0, 0, 0))(
         task, runs.worlds, actions, keys.world
     )
@@ -174,10 +175,9 @@ def _sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key:
         rest = buffer.replay.sample(replay, num - num_chosen, key_rest)
         batch = jax.tree.map(lambda *x: jnp.concatenate(x), chosen, rest)
     batch = jax.tree.map(lambda x: x.reshape(num_batches, batch_size, *x.shape[1:]), batch)
-    decode = pack.lead.environment.decode
     items = batch.items._replace(
-        observation=decode(batch.items.observation),
-        next_observation=decode(batch.items.next_observation),
+        observation=pack.show(batch.items.observation),
+        next_observation=pack.show(batch.items.next_observation),
     )
     return batch._replace(items=items)
 

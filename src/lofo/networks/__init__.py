@@ -9,18 +9,24 @@ from lofo.networks.blocks import (
     Rescale,
     linear,
 )
-from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape
+from lofo.networks.gallery import Gallery, Picked, Pictures, pixels_of
+from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape, reads_pictures
 
 __all__ = [
     "CNN",
     "IDENTITY",
     "MLP",
     "Chain",
+    "Gallery",
     "Initialisation",
     "Network",
+    "Picked",
+    "Pictures",
     "Pixels",
     "Rescale",
     "TransposedCNN",
     "check_shape",
     "linear",
+    "pixels_of",
+    "reads_pictures",
 ]
