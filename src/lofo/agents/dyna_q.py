@@ -4,7 +4,7 @@ One update is `num_model_updates` gradient steps on the model, then `num_plannin
 Q-network, whose targets come from the model only: real rewards never reach the Q-network.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,19 +21,20 @@ from lofo.agents.losses import (
     value_loss,
 )
 from lofo.agents.picture_model import PictureModel
+from lofo.agents.steps import in_turn
 from lofo.networks import (
     IDENTITY,
     MLP,
     Chain,
     Initialisation,
     Network,
-    Picked,
     Pictures,
     TransposedCNN,
     check_shape,
     linear,
     pixels_of,
     reads_pictures,
+    see_through,
 )
 from lofo.types import Array, Batch, Key, Metrics, Transition, Tree
 
@@ -147,12 +148,12 @@ class DynaQ:
         items = self._scale_items(batches.items)
         split = self.num_model_updates
         for_model = jax.tree.map(lambda x: x[:split], (items, batches.reward_known))
-        state, model_metrics = jax.lax.scan(self._learn_model, state, for_model)
+        state, model_metrics = in_turn(self._learn_model, state, for_model)
         observations = items.observation[split:]
         actions = self.any_action(jax.random.uniform(key, observations.shape[:2]))
         # Model and target network rest while the Q-network learns, so all targets are made at once.
         targets = self._targets(state, observations, actions)
-        planned, plan_metrics = jax.lax.scan(self._plan, state, (observations, actions, targets))
+        planned, plan_metrics = in_turn(self._plan, state, (observations, actions, targets))
         if self.planning_delay:
             is_ready = state.num_updates >= self.planning_delay
             planned = jax.tree.map(lambda new, old: jnp.where(is_ready, new, old), planned, state)
@@ -175,11 +176,7 @@ class DynaQ:
     def scale(self, observation: Pictures) -> Pictures:
         """Observations in the units the networks see."""
         check_shape(observation, self.observation_shape, "agent", self.decoder)
-        scaling = IDENTITY if self.raw_inputs else self.scaling
-        if isinstance(observation, Picked):
-            return replace(observation, scaling=scaling)
-        params, _ = scaling.init(jax.random.key(0), self.observation_shape)
-        return scaling.apply(params, observation.astype(jnp.float32))
+        return see_through(IDENTITY if self.raw_inputs else self.scaling, observation)
 
     def _scale_items(self, items: Transition) -> Transition:
         before, after = self.scale(items.observation), self.scale(items.next_observation)

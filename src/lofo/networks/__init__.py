@@ -9,7 +9,7 @@ from lofo.networks.blocks import (
     Rescale,
     linear,
 )
-from lofo.networks.gallery import Gallery, Picked, Pictures, pixels_of
+from lofo.networks.gallery import Gallery, Picked, Pictures, pixels_of, see_through
 from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape, reads_pictures
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "linear",
     "pixels_of",
     "reads_pictures",
+    "see_through",
 ]

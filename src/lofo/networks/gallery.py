@@ -57,12 +57,8 @@ class Picked:
     def pixels(self) -> Array:
         """The pictures themselves, float32."""
         # The barrier keeps the table in bytes: the compiler would scale it beforehand.
-        return self.see(jax.lax.optimization_barrier(jnp.asarray(self.gallery.pictures))[self.rows])
-
-    def see(self, pixels: Array | np.ndarray) -> Array:
-        """Pixels as the networks see them."""
-        params, _ = self.scaling.init(jax.random.key(0), pixels.shape)
-        return self.scaling.apply(params, jnp.asarray(pixels, jnp.float32))
+        table = jax.lax.optimization_barrier(jnp.asarray(self.gallery.pictures))
+        return see_through(self.scaling, table[self.rows])
 
 
 Pictures = TypeVar("Pictures", Array, Picked)  # however they are told
@@ -71,6 +67,14 @@ Pictures = TypeVar("Pictures", Array, Picked)  # however they are told
 def pixels_of(x: Array | Picked) -> Array:
     """The pictures themselves, however they are told."""
     return x.pixels() if isinstance(x, Picked) else x
+
+
+def see_through(scaling: Network, observation: Pictures) -> Pictures:
+    """Observations, or patches of them, as the networks see them."""
+    if isinstance(observation, Picked):
+        return replace(observation, scaling=scaling)
+    params, _ = scaling.init(jax.random.key(0), observation.shape)
+    return scaling.apply(params, observation.astype(jnp.float32))
 
 
 @lru_cache(maxsize=32)

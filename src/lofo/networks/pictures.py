@@ -27,7 +27,7 @@ from lofo.networks.blocks import (
     Shape,
     draw_layer,
 )
-from lofo.networks.gallery import Picked, atlas, look_up
+from lofo.networks.gallery import Picked, atlas, look_up, see_through
 from lofo.types import Array, Key, Tree
 
 DType = Literal["float32", "bfloat16"]
@@ -89,7 +89,7 @@ class CNN:
     def _apply_once(self, params: Tree, x: Picked) -> Array:
         """The same, asked once for every distinct patch; that is little, and always float32."""
         found = atlas(x.gallery, self.kernels, self.strides)
-        answers = self._answer(params[0], x.see(found.patches))
+        answers = self._answer(params[0], see_through(x.scaling, jnp.asarray(found.patches)))
         for layer, links in zip(params[1:], found.links, strict=True):
             answers = self._answer(layer, look_up(answers, jnp.asarray(links)))
         places = jnp.asarray(found.places)[x.rows]
@@ -210,41 +210,58 @@ def spread(x: Array, weight: Array, stride: int) -> Array:
     depth, kernel, _, out = weight.shape
     count, height, width, _ = x.shape
     kernels = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
-    if height == width == 1:  # no kernels overlap
-        return kernels[:, 0, 0]
-    rows = kernels.transpose(0, 1, 3, 2, 4, 5).reshape(count, height, kernel, -1)
-    rows = _overlay(rows, stride).reshape(-1, width, kernel, out)
-    return _overlay(rows, stride).reshape(count, -1, (width - 1) * stride + kernel, out)
+    alone = height == width == 1
+    return kernels[:, 0, 0] if alone else _overlay(kernels, stride)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _overlay(x: Array, stride: int) -> Array:
-    """Lays pieces [N, n, k, C] down, each `stride` further on, and adds them: [N, length, C].
+def _overlay(pieces: Array, stride: int) -> Array:
+    """Lays pieces [N, H, W, k, k, C] down, each `stride` further on, and adds what overlaps.
 
     The way back is given, because the compiler would add up what need only be put side by side.
     """
-    count, num, kernel, depth = x.shape
+    count, height, width, kernel, _, depth = pieces.shape
     reach = -(-kernel // stride)  # blocks of `stride` that a piece covers
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, reach * stride - kernel), (0, 0)))
-    x = x.reshape(count, num, reach, stride, depth)
-    margins = [((0, 0), (i, reach - 1 - i), (0, 0), (0, 0)) for i in range(reach)]
-    shifted = [jnp.pad(x[:, :, i], margin) for i, margin in enumerate(margins)]
-    blocks = functools.reduce(jnp.add, shifted)
-    return blocks.reshape(count, -1, depth)[:, : (num - 1) * stride + kernel]
+    blocks = functools.reduce(
+        jnp.add, (_shift(pieces, stride, at) for at in itertools.product(range(reach), repeat=2))
+    )
+    rows, columns = ((n - 1) * stride + kernel for n in (height, width))
+    picture = blocks.transpose(0, 1, 3, 2, 4, 5).reshape(
+        count, (height + reach - 1) * stride, (width + reach - 1) * stride, depth
+    )
+    return picture[:, :rows, :columns]
 
 
-def _overlay_forth(x: Array, stride: int) -> tuple[Array, Array]:
-    return _overlay(x, stride), x
+def _shift(pieces: Array, stride: int, at: tuple[int, ...]) -> Array:
+    """One block [stride, stride] of each piece, moved to where it lies among all blocks."""
+    kernel = pieces.shape[3]
+    last = -(-kernel // stride) - 1
+    down, across = (slice(i * stride, (i + 1) * stride) for i in at)
+    part = pieces[:, :, :, down, across]
+    moves = [(i, last - i) for i in at]
+    rests = [(0, stride - n) for n in part.shape[3:5]]
+    return jnp.pad(part, [(0, 0), *moves, *rests, (0, 0)])
 
 
-def _overlay_back(stride: int, x: Array, change: Array) -> tuple[Array]:
-    count, num, kernel, depth = x.shape
+def _overlay_forth(pieces: Array, stride: int) -> tuple[Array, Array]:
+    return _overlay(pieces, stride), pieces
+
+
+def _overlay_back(stride: int, pieces: Array, change: Array) -> tuple[Array]:
+    count, height, width, kernel, _, depth = pieces.shape
+    rows = _side_by_side(change, height, kernel, stride)  # [N, H, k, columns, C]
+    rows = rows.reshape(-1, *rows.shape[3:])
+    found = _side_by_side(rows, width, kernel, stride)  # [N · H · k, W, k, C]
+    return (found.reshape(count, height, kernel, width, kernel, depth).swapaxes(2, 3),)
+
+
+def _side_by_side(x: Array, num: int, kernel: int, stride: int) -> Array:
+    """The pieces [N, num, k, ...] of [N, length, ...], each `stride` further on."""
     reach = -(-kernel // stride)
-    length = (num + reach - 1) * stride
-    change = jnp.pad(change, ((0, 0), (0, length - change.shape[1]), (0, 0)))
-    blocks = change.reshape(count, -1, stride, depth)
-    pieces = jnp.concatenate([blocks[:, i : i + num] for i in range(reach)], axis=2)
-    return (pieces[:, :, :kernel],)
+    rest = (num + reach - 1) * stride - x.shape[1]
+    x = jnp.pad(x, [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)])
+    blocks = x.reshape(len(x), -1, stride, *x.shape[2:])
+    return jnp.concatenate([blocks[:, i : i + num] for i in range(reach)], axis=2)[:, :, :kernel]
 
 
 _overlay.defvjp(_overlay_forth, _overlay_back)
