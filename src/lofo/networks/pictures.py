@@ -79,12 +79,11 @@ class CNN:
     def apply(self, params: Tree, x: Array | Picked) -> Array:
         if isinstance(x, Picked):
             return self._apply_once(params, x)
-        batch_shape = x.shape[:-3]
-        x = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
-        for layer, stride in zip(_store(params, self.dtype), self.strides, strict=True):
-            x = convolve(x, layer["weight"], stride)
-            x = ACTIVATIONS[self.activation](x + layer["bias"])
-        return x.reshape(*batch_shape, -1).astype(jnp.float32)
+        y = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
+        for layer, stride in zip(params, self.strides, strict=True):
+            y = convolve(y, layer["weight"].astype(self.dtype), stride) + layer["bias"]
+            y = ACTIVATIONS[self.activation](y.astype(self.dtype))
+        return y.reshape(*x.shape[:-3], -1).astype(jnp.float32)
 
     def _apply_once(self, params: Tree, x: Picked) -> Array:
         """The same, asked once for every distinct patch; that is little, and always float32."""
@@ -159,13 +158,10 @@ class TransposedCNN:
         batch_shape = x.shape[:-1]
         x = x.reshape(-1, 1, 1, x.shape[-1])
         for k, (layer, stride) in enumerate(zip(params, self.strides, strict=True)):
-            if k:  # the first layer is weights above all, and they are float32
-                layer, x = _store((layer, x), self.dtype)
-            x = spread(x, layer["weight"], stride)
-            if k == len(params) - 1:
-                x = x.astype(jnp.float32) + params[k]["bias"]
-            else:
-                x = ACTIVATIONS[self.activation](x + layer["bias"])
+            # the first layer is weights above all, and sees the vector as it is: float32
+            x = spread(x, layer["weight"].astype(x.dtype), stride) + layer["bias"]
+            if k < len(params) - 1:
+                x = ACTIVATIONS[self.activation](x.astype(self.dtype))
         return x.reshape(*batch_shape, *x.shape[1:])
 
 
@@ -190,7 +186,7 @@ def check_shape(
 
 
 def convolve(x: Array, weight: Array, stride: int) -> Array:
-    """Pictures [N, H, W, C] with a kernel [k, k, C, O], without padding."""
+    """Pictures [N, H, W, C] with a kernel [k, k, C, O], without padding, to float32."""
     kernel, _, depth, out = weight.shape
     block = math.gcd(kernel, stride)  # pixels that always move together
     num, step = kernel // block, stride // block
@@ -202,7 +198,8 @@ def convolve(x: Array, weight: Array, stride: int) -> Array:
         for j in range(num)
     ]
     flat = weight.reshape(num, block, num, block, depth, out).transpose(0, 2, 1, 3, 4, 5)
-    return jnp.concatenate(patches, axis=-1) @ flat.reshape(-1, out)
+    product = jnp.concatenate(patches, axis=-1) @ flat.reshape(-1, out)
+    return product.astype(jnp.float32)
 
 
 def spread(x: Array, weight: Array, stride: int) -> Array:
@@ -210,13 +207,14 @@ def spread(x: Array, weight: Array, stride: int) -> Array:
     depth, kernel, _, out = weight.shape
     count, height, width, _ = x.shape
     kernels = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
-    alone = height == width == 1
-    return kernels[:, 0, 0] if alone else _overlay(kernels, stride)
+    if height == width == 1:  # nothing overlaps
+        return kernels[:, 0, 0].astype(jnp.float32)
+    return _overlay(kernels, stride)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _overlay(pieces: Array, stride: int) -> Array:
-    """Lays pieces [N, H, W, k, k, C] down, each `stride` further on, and adds what overlaps.
+    """Lays pieces [N, H, W, k, k, C] down, each `stride` further on, and adds up, in float32.
 
     The way back is given, because the compiler would add up what need only be put side by side.
     """
@@ -240,7 +238,7 @@ def _shift(pieces: Array, stride: int, at: tuple[int, ...]) -> Array:
     part = pieces[:, :, :, down, across]
     moves = [(i, last - i) for i in at]
     rests = [(0, stride - n) for n in part.shape[3:5]]
-    return jnp.pad(part, [(0, 0), *moves, *rests, (0, 0)])
+    return jnp.pad(part.astype(jnp.float32), [(0, 0), *moves, *rests, (0, 0)])
 
 
 def _overlay_forth(pieces: Array, stride: int) -> tuple[Array, Array]:
@@ -249,9 +247,9 @@ def _overlay_forth(pieces: Array, stride: int) -> tuple[Array, Array]:
 
 def _overlay_back(stride: int, pieces: Array, change: Array) -> tuple[Array]:
     count, height, width, kernel, _, depth = pieces.shape
-    rows = _side_by_side(change, height, kernel, stride)  # [N, H, k, columns, C]
+    rows = _side_by_side(change.astype(pieces.dtype), height, kernel, stride)
     rows = rows.reshape(-1, *rows.shape[3:])
-    found = _side_by_side(rows, width, kernel, stride)  # [N · H · k, W, k, C]
+    found = _side_by_side(rows, width, kernel, stride)
     return (found.reshape(count, height, kernel, width, kernel, depth).swapaxes(2, 3),)
 
 
@@ -274,10 +272,6 @@ def _cut(x: Array, side: int) -> Array:
     count, height, width, depth = x.shape
     x = x.reshape(count, height // side, side, width // side, side, depth)
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(count, height // side, width // side, -1)
-
-
-def _store(tree: Tree, dtype: DType) -> Tree:
-    return jax.tree.map(lambda x: x.astype(dtype), tree)
 
 
 def _drawn_side(kernels: tuple[int, ...], strides: tuple[int, ...]) -> int:
