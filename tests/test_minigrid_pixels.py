@@ -187,12 +187,12 @@ def test_both_directions_equal_slow_loops(kernel: int, stride: int) -> None:
     vectors = rng.normal(size=(4, 6)).astype(np.float32)
     drawing = TransposedCNN((5, 2), (3, kernel), (1, stride))
     one, two = params = jax.device_get(born(drawing, (6,)))
-    first = np.maximum(np.einsum("nc,abco->nabo", vectors, one["weight"]) + one["bias"], 0)
+    first = np.maximum(np.einsum("nc,cabo->nabo", vectors, one["weight"]) + one["bias"], 0)
     side = 2 * stride + kernel
     drawn = np.zeros((4, side, side, 2)) + two["bias"]
     for i, j in np.ndindex(3, 3):  # every pixel spreads a kernel, and they add up
         places = np.s_[:, stride * i : stride * i + kernel, stride * j : stride * j + kernel]
-        drawn[places] += np.einsum("nc,abco->nabo", first[:, i, j], two["weight"])
+        drawn[places] += np.einsum("nc,cabo->nabo", first[:, i, j], two["weight"])
     found = jax.jit(drawing.apply)(params, vectors)
     assert found.shape[1:] == drawing.picture_shape == (side, side, 2)
     np.testing.assert_allclose(found, drawn, atol=1e-5)
@@ -276,8 +276,8 @@ def random_batches(agent: DynaQ, seed: int) -> Batch:
 
 
 def turned(weight: jax.Array) -> jax.Array:
-    """`lax.conv_transpose` lays a kernel down the other way round."""
-    return weight[::-1, ::-1]
+    """`lax.conv_transpose` lays a kernel down the other way round, inputs behind the pixels."""
+    return jnp.moveaxis(weight, 0, 2)[::-1, ::-1]
 
 
 def plain_encode(layers: Any, x: jax.Array) -> jax.Array:
@@ -300,7 +300,7 @@ def plain_model(model: Any, x: jax.Array, action: jax.Array) -> tuple[jax.Array,
     hot = jnp.eye(3)[action]
     joined = [jnp.concatenate([plain_encode(e, x), hot], 1) for e in model.encoders]
     first, second = model.decoder
-    hidden = jnp.einsum("nc,abco->nabo", joined[0], first["weight"]) + first["bias"]
+    hidden = jnp.einsum("nc,cabo->nabo", joined[0], first["weight"]) + first["bias"]
     drawn = jax.lax.conv_transpose(
         jnp.maximum(hidden, 0), turned(second["weight"]), (2, 2), "VALID", dimension_numbers=LAYOUT
     )
@@ -426,7 +426,7 @@ def test_the_paper_s_networks_and_numbers() -> None:
 
     encoder = [(8, 8, 3, 32), (3, 3, 32, 64), (3, 3, 64, 64)]
     assert sizes(state.model.encoders) == [(3, *shape) for shape in encoder]
-    assert sizes(state.model.decoder) == [(6, 6, 1027, 64), (6, 6, 64, 32), (5, 5, 32, 3)]
+    assert sizes(state.model.decoder) == [(1027, 6, 6, 64), (64, 6, 6, 32), (32, 5, 5, 3)]
     assert sizes(state.model.heads) == [(2, 1027, 512), (2, 512, 1)]
     assert sizes(state.value) == [*encoder, (1024, 512), (512, 3)]
     assert sizes(jax.eval_shape(MINIGRID_LOCALITY.init, KEY)) == [*encoder, (1024, 512), (512, 16)]

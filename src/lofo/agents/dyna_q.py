@@ -21,15 +21,20 @@ from lofo.agents.losses import (
     value_loss,
 )
 from lofo.agents.picture_model import PictureModel
+from lofo.agents.steps import in_turn
 from lofo.networks import (
     IDENTITY,
     MLP,
     Chain,
     Initialisation,
     Network,
+    Pictures,
     TransposedCNN,
     check_shape,
     linear,
+    pixels_of,
+    reads_pictures,
+    see_through,
 )
 from lofo.types import Array, Batch, Key, Metrics, Transition, Tree
 
@@ -99,6 +104,11 @@ class DynaQ:
             self.decoder.check_draws(self.observation_shape)
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether it learns of pictures that are told by their rows, `Picked`."""
+        return bool(self.decoder) and reads_pictures(self.encoder) and reads_pictures(self.value)
+
+    @property
     def appetite(self) -> Appetite:
         num_batches = self.num_model_updates + self.num_planning_updates
         return Appetite(num_batches, self.batch_size, num_chosen=self.num_model_updates)
@@ -135,28 +145,23 @@ class DynaQ:
         return jnp.where(coin < self.exploration, self.any_action(lot), greedy)
 
     def update(self, state: DynaQState, batches: Batch, key: Key) -> tuple[DynaQState, Metrics]:
-        items: Transition = batches.items
-        items = items._replace(
-            observation=self.scale(items.observation),
-            next_observation=self.scale(items.next_observation),
-        )
+        items = self._scale_items(batches.items)
         split = self.num_model_updates
         for_model = jax.tree.map(lambda x: x[:split], (items, batches.reward_known))
-        state, model_metrics = jax.lax.scan(self._learn_model, state, for_model)
+        state, model_metrics = in_turn(self._learn_model, state, for_model)
         observations = items.observation[split:]
         actions = self.any_action(jax.random.uniform(key, observations.shape[:2]))
         # Model and target network rest while the Q-network learns, so all targets are made at once.
         targets = self._targets(state, observations, actions)
-        planned, plan_metrics = jax.lax.scan(self._plan, state, (observations, actions, targets))
+        planned, plan_metrics = in_turn(self._plan, state, (observations, actions, targets))
         if self.planning_delay:
             is_ready = state.num_updates >= self.planning_delay
             planned = jax.tree.map(lambda new, old: jnp.where(is_ready, new, old), planned, state)
-        state = planned
-        num_updates = state.num_updates + 1
+        num_updates = planned.num_updates + 1
         due = num_updates % self.target_period == 0
-        target = jax.tree.map(lambda v, t: jnp.where(due, v, t), state.value, state.target)
+        target = jax.tree.map(lambda v, t: jnp.where(due, v, t), planned.value, planned.target)
         metrics = jax.tree.map(jnp.mean, model_metrics | plan_metrics)
-        return state._replace(target=target, num_updates=num_updates), metrics
+        return planned._replace(target=target, num_updates=num_updates), metrics
 
     def predict(self, state: DynaQState, observation: Array, action: Array) -> Prediction:
         """What the model expects of an action, for maps and model errors."""
@@ -165,18 +170,17 @@ class DynaQ:
 
     def errors(self, state: DynaQState, batches: Batch) -> Array:
         """The model's loss on each sample alone, for samplers that ask what it has wrong."""
-        items = batches.items._replace(
-            observation=self.scale(batches.items.observation),
-            next_observation=self.scale(batches.items.next_observation),
-        )
         loss = jax.vmap(jax.vmap(lambda *sample: self.model_loss(state.model, *sample)[0]))
-        return loss(items, batches.reward_known)
+        return loss(self._scale_items(batches.items), batches.reward_known)
 
-    def scale(self, observation: Array) -> Array:
+    def scale(self, observation: Pictures) -> Pictures:
         """Observations in the units the networks see."""
         check_shape(observation, self.observation_shape, "agent", self.decoder)
-        observation = observation.astype(jnp.float32)
-        return observation if self.raw_inputs else self.scaling.apply(self._no_params, observation)
+        return see_through(IDENTITY if self.raw_inputs else self.scaling, observation)
+
+    def _scale_items(self, items: Transition) -> Transition:
+        before, after = self.scale(items.observation), self.scale(items.next_observation)
+        return items._replace(observation=before, next_observation=after)
 
     def _learn_model(
         self, state: DynaQState, batch: tuple[Transition, Array]
@@ -191,8 +195,9 @@ class DynaQ:
     def model_loss(self, model: Tree, items: Transition, known: Array) -> tuple[Array, Metrics]:
         """The sum of the three losses; observations already scaled."""
         successor, reward, logit = self._model(model, items.observation, items.action)
+        target = pixels_of(items.next_observation)
         losses = {
-            "dynamics_loss": dynamics_loss(successor, items.next_observation, items.terminated),
+            "dynamics_loss": dynamics_loss(successor, target, items.terminated),
             "reward_loss": reward_loss(reward, items.reward, known),
             "termination_loss": termination_loss(logit, items.terminated),
         }
@@ -228,7 +233,7 @@ class DynaQ:
         """Successor, reward and termination logit of scaled observations."""
         if self._pictures:
             change, reward, logit = self._pictures.apply(model, x, self.embed_action(action))
-            return change if self.direct_dynamics else x + change, reward, logit
+            return change if self.direct_dynamics else pixels_of(x) + change, reward, logit
         if self.stack_model:
             change, reward, logit = jax.vmap(self._apply_part, (0, None, None))(model, x, action)
         else:
@@ -282,10 +287,6 @@ class DynaQ:
     @property
     def _value(self) -> Network:
         return Chain((self.value, linear(self.num_actions, self.output_init)))
-
-    @property
-    def _no_params(self) -> Tree:
-        return self.scaling.init(jax.random.key(0), self.observation_shape)[0]
 
     @property
     def _model_optimiser(self) -> Any:

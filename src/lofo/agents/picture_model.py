@@ -51,14 +51,14 @@ class PictureModel:
         else:
             encoded = jnp.stack([self.encoder.apply(part, x) for part in params.encoders])
         actions = jnp.broadcast_to(action, (*encoded.shape[:-1], action.shape[-1]))
-        for_drawing, *for_answers = jnp.concatenate([encoded, actions], axis=-1)
+        joined = jnp.concatenate([encoded, actions], axis=-1)
         if self.is_stacked:
-            answers = jax.vmap(self._answer.apply)(params.heads, jnp.stack(for_answers))
+            answers = jax.vmap(self._answer.apply)(params.heads, joined[1:])
         else:
-            heads = zip(params.heads, for_answers, strict=True)
-            answers = jnp.stack([self._answer.apply(head, joined) for head, joined in heads])
+            heads = zip(params.heads, joined[1:], strict=True)
+            answers = jnp.stack([self._answer.apply(head, own) for head, own in heads])
         reward, logit = answers[..., 0]
-        return self.decoder.apply(params.decoder, for_drawing), reward, logit
+        return self.decoder.apply(params.decoder, joined[0]), reward, logit
 
     def _bundle(self, parts: tuple[Tree, ...] | list[Tree]) -> Tree:
         if self.is_stacked:

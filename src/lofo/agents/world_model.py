@@ -1,11 +1,10 @@
 """The world model that DreamerV2 and PlaNet share: it sees pictures and foresees rewards.
 
 Buffers keep a reward with the state and action that earned it; the model reads it off the state
-that is then arrived at. `arrive` makes that shift, for rewards, masks and actions together, and
-nothing else does.
+that is then arrived at. `arrive` makes that shift, for rewards, masks and actions together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import jax
@@ -265,6 +264,8 @@ class WorldModel:
 
     def apply(self, network: Network, params: Tree, x: Array) -> Array:
         """A network's outcome in float32, its products made in the compute dtype."""
+        if isinstance(network, CNN | TransposedCNN):  # they know what is large
+            return replace(network, dtype=self.compute_dtype).apply(params, x)
         x = network.apply(self._cast(params), x.astype(self.compute_dtype))
         return x.astype(jnp.float32)
 

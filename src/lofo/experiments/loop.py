@@ -88,7 +88,8 @@ def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) 
         actions, memories = jax.vmap(environment.random_action)(keys.act), runs.memories
     else:
         act = partial(agent.act, explore=True)
-        actions, memories = jax.vmap(act)(runs.agents, runs.memories, observations, keys.act)
+        seen = pack.show(runs.codes)
+        actions, memories = jax.vmap(act)(runs.agents, runs.memories, seen, keys.act)
     worlds, answer = jax.vmap(environment.step, (None, 0, 0, 0))(
         task, runs.worlds, actions, keys.world
     )

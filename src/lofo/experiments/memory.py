@@ -96,10 +96,9 @@ def sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key: 
         rest = buffer.replay.sample(replay, num - num_chosen, key_rest)
         batch = jax.tree.map(lambda *x: jnp.concatenate(x), chosen, rest)
     batch = jax.tree.map(lambda x: x.reshape(num_batches, batch_size, *x.shape[1:]), batch)
-    decode = pack.lead.environment.decode
-    items = batch.items._replace(observation=decode(batch.items.observation))
+    items = batch.items._replace(observation=pack.show(batch.items.observation))
     if isinstance(items, Transition):
-        items = items._replace(next_observation=decode(items.next_observation))
+        items = items._replace(next_observation=pack.show(items.next_observation))
     return batch._replace(items=items)
 
 

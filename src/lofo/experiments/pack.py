@@ -4,6 +4,7 @@ Runs are ordered by experiment, then by seed, so run `k * num_seeds + i` is seed
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,9 @@ import numpy as np
 
 from lofo.agents import on_chip
 from lofo.buffers.replay import ReplayState
+from lofo.environments import Environment
 from lofo.experiments.experiment import Buffer, Experiment
+from lofo.networks import Gallery, Picked
 from lofo.types import Array, Batch, Key, LofoError, Metrics, Tree
 
 NEVER = np.iinfo(np.int32).max  # the step of something that did not happen
@@ -107,6 +110,13 @@ class Pack:
         """The agent in the form that learns fastest on this device."""
         return on_chip(self.lead.agent) or self.lead.agent
 
+    def show(self, codes: Array) -> Any:
+        """What codes look like to the learner: observations, or their rows among all there are."""
+        environment = self.lead.environment
+        takes_rows = getattr(self.learner, "takes_rows", False)
+        gallery = _gallery(environment) if takes_rows else None  # type: ignore[arg-type]  # a protocol cannot say that it is hashable
+        return Picked(codes, gallery) if gallery else environment.decode(codes)
+
     def update(self, agents: Tree, batches: Batch, keys: Key) -> tuple[Tree, Metrics]:
         """One update of every run, each with the traits of its own agent."""
 
@@ -143,3 +153,11 @@ class Pack:
         """The runs of experiment k."""
         first = k * self.num_seeds
         return jax.tree.map(lambda x: x[first : first + self.num_seeds], per_run)
+
+
+@lru_cache(maxsize=8)
+def _gallery(environment: Environment) -> Gallery | None:
+    """All that a world can show, where its codes are listed."""
+    with jax.ensure_compile_time_eval():
+        codes = environment.codes()
+        return None if codes is None else Gallery(np.asarray(environment.decode(codes)))

@@ -10,7 +10,8 @@ from lofo.networks.blocks import (
     linear,
 )
 from lofo.networks.distributions import Discrete, Gaussian, Latent, Statistics
-from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape
+from lofo.networks.gallery import Gallery, Picked, Pictures, pixels_of, see_through
+from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape, reads_pictures
 from lofo.networks.rssm import RSSM, RSSMState
 
 __all__ = [
@@ -20,10 +21,13 @@ __all__ = [
     "RSSM",
     "Chain",
     "Discrete",
+    "Gallery",
     "Gaussian",
     "Initialisation",
     "Latent",
     "Network",
+    "Picked",
+    "Pictures",
     "Pixels",
     "RSSMState",
     "Rescale",
@@ -31,4 +35,7 @@ __all__ = [
     "TransposedCNN",
     "check_shape",
     "linear",
+    "pixels_of",
+    "reads_pictures",
+    "see_through",
 ]

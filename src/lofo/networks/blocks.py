@@ -18,9 +18,22 @@ Activation = Literal["tanh", "relu", "elu", "none"]
 Initialisation = Literal["kaiming", "torch", "glorot"]
 Shape = tuple[int, ...]
 
+
+@jax.custom_jvp
+def relu(x: Array) -> Array:
+    """The positive part; its gradient asks the outcome, so that the input need not be kept."""
+    return jnp.maximum(x, 0)
+
+
+@relu.defjvp
+def _relu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y = relu(*primals)
+    return y, jnp.where(y > 0, *tangents, 0)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
+    "relu": relu,
     "elu": jax.nn.elu,
     "none": lambda x: x,
 }
