@@ -30,8 +30,8 @@ from lofo.networks import (
     pixels_of,
     see_through,
 )
+from lofo.networks.convolutions import spread
 from lofo.networks.gallery import atlas, look_up
-from lofo.networks.pictures import spread
 from lofo.types import Batch, Transition
 
 KEY = jax.random.key(0)
@@ -95,12 +95,15 @@ def test_the_paper_s_encoders_read_rows_as_they_read_pictures() -> None:
     assert_close(ask(params, picked), ask(params, picked.pixels()), 1e-5)
 
 
+@pytest.mark.parametrize(("depth", "out"), [(30, 2), (5, 40)], ids=["laid", "collected"])
 @pytest.mark.parametrize(("kernel", "stride"), [(6, 4), (5, 3), (2, 3), (7, 3), (4, 4)])
-def test_spreading_is_the_transposed_convolution_of_lax(kernel: int, stride: int) -> None:
-    """Value and both gradients, to 1e-5 of the largest number."""
+def test_spreading_is_the_transposed_convolution_of_lax(
+    kernel: int, stride: int, depth: int, out: int
+) -> None:
+    """Value and both gradients, to 1e-5 of the largest number, by either way."""
     keys = jax.random.split(KEY, 3)
-    x = jax.random.normal(keys[0], (2, 4, 3, 5))
-    weight = jax.random.normal(keys[1], (5, kernel, kernel, 2))
+    x = jax.random.normal(keys[0], (2, 4, 3, depth))
+    weight = jax.random.normal(keys[1], (depth, kernel, kernel, out))
 
     def plain(x: jax.Array, weight: jax.Array) -> jax.Array:
         turned = jnp.moveaxis(weight, 0, 2)[::-1, ::-1]
@@ -122,8 +125,8 @@ def shade(function: Any, light: jax.Array) -> Any:
 def test_bfloat16_changes_digits_and_no_types() -> None:
     """Values to 1 %, the decoder's gradients to 10 % of their length, beside float32.
 
-    One unit in 500 lies so near 0 that it changes sides, and with it all that came through it:
-    that is a gradient's error of 1 / sqrt(500). Taken apart, roundings are a tenth of that.
+    So large a gap fits one relu unit in 500 that lies near 0 and changes sides, and with it all
+    that came through it: an error of 1 / sqrt(500) of the gradient.
     """
     decoder = MINIGRID_AGENT.decoder
     assert decoder is not None
@@ -178,7 +181,7 @@ SMALL = DynaQ(
 )
 
 
-@pytest.mark.parametrize("num_updates", [1, 2])
+@pytest.mark.parametrize("num_updates", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_agent_learns_the_same_from_rows(num_updates: int) -> None:
     """Three updates: metrics and gradients' memory to 1e-5 of the largest number."""
     agent = replace(SMALL, num_model_updates=num_updates, num_planning_updates=num_updates)
@@ -228,6 +231,7 @@ def test_a_pack_shows_rows_to_those_who_take_them() -> None:
     assert not isinstance(symbols.show(jnp.zeros((2, 2))), Picked)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_rows_and_with_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     world = MiniGridPixels(size=3, time_limit=20)
     encoder, head = CNN((4, 4), (8, 3), (4, 2)), MLP((16,), "relu", "torch")

@@ -122,13 +122,14 @@ REACHER_RUNS = (
 # For two cores of a CPU and an hour: small networks, short windows, larger learning rates.
 SMALL_WINDOW = 20
 SMALL_DREAMER = Dreamer.small(
+    batch_size=8,
     window=SMALL_WINDOW,
     model_learning_rate=1e-3,
     actor_learning_rate=3e-4,
     value_learning_rate=3e-4,
 )
-SMALL_PHASES = _phases(16_000, 8_000)
-SMALL_SCHEDULE = Schedule(warmup=1_000, evaluate_every=2_000, episodes=4, steps_per_update=5)
+SMALL_PHASES = _phases(25_000, 15_000)
+SMALL_SCHEDULE = Schedule(warmup=1_000, evaluate_every=2_500, episodes=4, steps_per_update=5)
 SMALL_LOCALITY = replace(
     REACHER_LOCALITY,
     encoder=Chain(

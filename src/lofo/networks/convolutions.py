@@ -1,0 +1,136 @@
+"""Convolutions and their transposes as patches and one product.
+
+`lax` has convolutions of its own, but `vmap` over their weights, which is how runs share a program,
+makes grouped convolutions of them, and those are slow; `vmap` over a product is a batched product.
+"""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from lofo.types import Array
+
+
+def convolve(x: Array, weight: Array, stride: int) -> Array:
+    """Pictures [N, H, W, C] with a kernel [k, k, C, O], without padding, to float32."""
+    kernel, _, depth, out = weight.shape
+    block = math.gcd(kernel, stride)  # pixels that always move together
+    num, step = kernel // block, stride // block
+    height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
+    x = _cut(x[:, : (height - 1) * stride + kernel, : (width - 1) * stride + kernel], block)
+    patches = [
+        x[:, i : i + (height - 1) * step + 1 : step, j : j + (width - 1) * step + 1 : step]
+        for i in range(num)
+        for j in range(num)
+    ]
+    flat = weight.reshape(num, block, num, block, depth, out).transpose(0, 2, 1, 3, 4, 5)
+    product = jnp.concatenate(patches, axis=-1) @ flat.reshape(-1, out)
+    return product.astype(jnp.float32)
+
+
+def spread(x: Array, weight: Array, stride: int) -> Array:
+    """The transposed convolution of [N, H, W, C] with [C, k, k, O]: each pixel spreads a kernel.
+
+    Either the kernels are made and laid over each other, or what reaches a block of the outcome is
+    collected first: whichever has fewer numbers to move.
+    """
+    depth, kernel, _, out = weight.shape
+    count, height, width, _ = x.shape
+    reach = -(-kernel // stride)  # blocks of `stride` that a kernel covers
+    num_laid = height * width * kernel**2 * out
+    num_collected = (height + reach - 1) * (width + reach - 1) * reach**2 * depth
+    if num_collected < num_laid and height * width > 1:
+        return _collect(x, weight, stride)
+    kernels = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
+    if height == width == 1:  # nothing overlaps
+        return kernels[:, 0, 0].astype(jnp.float32)
+    return _overlay(kernels, stride)
+
+
+def _collect(x: Array, weight: Array, stride: int) -> Array:
+    """Each block of `stride` × `stride` pixels is one product of the few pixels that reach it."""
+    depth, kernel, _, out = weight.shape
+    count, height, width, _ = x.shape
+    rows, columns = ((n - 1) * stride + kernel for n in (height, width))
+    num = -(-kernel // stride)
+    margin, rest = num - 1, num * stride - kernel
+    height, width = height + margin, width + margin  # counted in blocks of the outcome
+    x = jnp.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    reaching = [
+        x[:, margin - i : margin - i + height, margin - j : margin - j + width]
+        for i in range(num)
+        for j in range(num)
+    ]
+    weight = jnp.pad(weight, ((0, 0), (0, rest), (0, rest), (0, 0)))
+    weight = weight.reshape(depth, num, stride, num, stride, out).transpose(1, 3, 0, 2, 4, 5)
+    blocks = jnp.concatenate(reaching, axis=-1) @ weight.reshape(num * num * depth, -1)
+    blocks = blocks.astype(jnp.float32).reshape(count, height, width, stride, stride, out)
+    return _join(blocks)[:, :rows, :columns]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _overlay(pieces: Array, stride: int) -> Array:
+    """Lays pieces [N, H, W, k, k, C] down, each `stride` further on, and adds up, in float32.
+
+    The way back is given, because the compiler would add up what need only be put side by side.
+    """
+    height, width, kernel = pieces.shape[1:4]
+    reach = -(-kernel // stride)  # blocks of `stride` that a piece covers
+    blocks = functools.reduce(
+        jnp.add, (_shift(pieces, stride, at) for at in itertools.product(range(reach), repeat=2))
+    )
+    rows, columns = ((n - 1) * stride + kernel for n in (height, width))
+    return _join(blocks)[:, :rows, :columns]
+
+
+def _shift(pieces: Array, stride: int, at: tuple[int, ...]) -> Array:
+    """One block [stride, stride] of each piece, moved to where it lies among all blocks."""
+    kernel = pieces.shape[3]
+    last = -(-kernel // stride) - 1
+    down, across = (slice(i * stride, (i + 1) * stride) for i in at)
+    part = pieces[:, :, :, down, across]
+    moves = [(i, last - i) for i in at]
+    rests = [(0, stride - n) for n in part.shape[3:5]]
+    return jnp.pad(part.astype(jnp.float32), [(0, 0), *moves, *rests, (0, 0)])
+
+
+def _overlay_forth(pieces: Array, stride: int) -> tuple[Array, Array]:
+    return _overlay(pieces, stride), pieces
+
+
+def _overlay_back(stride: int, pieces: Array, change: Array) -> tuple[Array]:
+    count, height, width, kernel, _, depth = pieces.shape
+    rows = _side_by_side(change.astype(pieces.dtype), height, kernel, stride)
+    rows = rows.reshape(-1, *rows.shape[3:])
+    found = _side_by_side(rows, width, kernel, stride)
+    return (found.reshape(count, height, kernel, width, kernel, depth).swapaxes(2, 3),)
+
+
+def _side_by_side(x: Array, num: int, kernel: int, stride: int) -> Array:
+    """The pieces [N, num, k, ...] of [N, length, ...], each `stride` further on."""
+    reach = -(-kernel // stride)
+    rest = (num + reach - 1) * stride - x.shape[1]
+    x = jnp.pad(x, [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)])
+    blocks = x.reshape(len(x), -1, stride, *x.shape[2:])
+    return jnp.concatenate([blocks[:, i : i + num] for i in range(reach)], axis=2)[:, :, :kernel]
+
+
+_overlay.defvjp(_overlay_forth, _overlay_back)
+
+
+def _cut(x: Array, side: int) -> Array:
+    """Pictures [N, H, W, C] as blocks [N, H / side, W / side, side · side · C]."""
+    if side == 1:
+        return x
+    count, height, width, depth = x.shape
+    x = x.reshape(count, height // side, side, width // side, side, depth)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(count, height // side, width // side, -1)
+
+
+def _join(blocks: Array) -> Array:
+    """Blocks [N, H, W, side, side, C] as pictures [N, H · side, W · side, C]."""
+    count, height, width, side, _, depth = blocks.shape
+    return blocks.transpose(0, 1, 3, 2, 4, 5).reshape(count, height * side, width * side, depth)
