@@ -42,7 +42,7 @@ test: check
 slow: $(DEV)
 	.venv/bin/pytest -m slow
 
-bench: $(BASE)
+bench: $(DEV)
 	.venv/bin/python benchmarks/dyna_q.py --runs 1 10 --eager
 	.venv/bin/python benchmarks/insert.py
 	.venv/bin/python benchmarks/neighbours.py

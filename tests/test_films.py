@@ -44,6 +44,7 @@ DREAMER = Dreamer(
     ),
     actor=MLP((8,), "elu", "glorot"),
     value=MLP((8,), "elu", "glorot"),
+    window=5,
 )
 
 

@@ -296,7 +296,7 @@ def test_gymnasium_may_shorten_episodes():
 # --- phases --------------------------------------------------------------------------------------
 
 
-@by_small_id
+@by_id
 def test_a_reset_switches_the_phase(own_id):
     for make in (gymnasium.make, partial(gymnasium.make_vec, num_envs=NUM)):
         env = make(own_id)

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 import oracles
 from conftest import Finished, program_counts, values
+from lofo.agents import PlaNet
 from lofo.agents.base import Appetite
+from lofo.agents.cem import CEM
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
 from lofo.environments import MiniGrid, Task
 from lofo.experiments import REGISTRY, Buffer, Experiment, Pack, Phase, Schedule, loop, run, shorten
@@ -154,11 +156,20 @@ def test_every_id_runs_end_to_end_as_it_is(run_id: str, tmp_path: Path) -> None:
     buffer = experiment.buffer
     buffer = replace(buffer, locality_steps=min(buffer.locality_steps, 256))
     buffer = replace(buffer, capacity=min(buffer.capacity, 500))
+    schedule = replace(experiment.schedule, warmup=50, evaluate_every=75, pretraining=0, updates=1)
+    if isinstance(experiment.agent, PlaNet):  # a plan takes a CPU a second, an episode 500 of them
+        planner = CEM(num_iterations=2, num_candidates=50, num_elites=10)
+        experiment = replace(
+            experiment,
+            environment=replace(experiment.environment, time_limit=20),
+            agent=replace(experiment.agent, planner=planner),
+        )
+        schedule = replace(schedule, steps_per_update=25)
     experiment = replace(
         experiment,
         buffer=buffer,
         phases=tuple(replace(p, steps=150) for p in experiment.phases),
-        schedule=replace(experiment.schedule, warmup=50, evaluate_every=75),
+        schedule=schedule,
         seeds=(0,),
     )
     run(Pack((experiment,)), tmp_path)

@@ -207,6 +207,26 @@ def test_closing_is_placing_a_step_that_is_no_start():
             assert closed == slot
 
 
+def test_growing_windows_are_drawn_and_begin_again_where_they_end():
+    """Where an agent rests, local forgetting drops starts before their windows are complete."""
+    index = SequenceIndex(Local(0.5, 2), 8, 5, repeats=True)
+    state = index.init(1)
+    for place in (9.0, 8.0, 0.0, 0.0, 0.0, 0.0):  # the resting starts left are those of steps 4, 5
+        state, _, _ = index.place(state, jnp.array([place]), None)
+    assert not index.can_draw(SequenceIndex(Local(0.5, 2), 8, 5).init(1))
+    stamps = {int(s): row for row, s in enumerate(state.ledger.stamp[: int(state.ledger.size)])}
+    assert set(stamps) == {0, 1, 4, 5}
+    drawable = np.flatnonzero(index.drawable(state))
+    assert set(drawable) == {stamps[0], stamps[1], stamps[4]}  # nothing follows the newest
+    drawn = index.find(state, jnp.array([stamps[0], stamps[1], stamps[4]]))
+    slots, again = np.asarray(drawn.slots), np.asarray(drawn.is_again)
+    assert len(set(slots[0])) == 5 and not again[0].any()
+    newest = state.trajectory.window[stamps[4]][:2]
+    np.testing.assert_array_equal(slots[2], np.asarray(newest)[[0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(again[2], [False, False, True, False, True])
+    assert drawn.known[2].all()
+
+
 def test_the_bound_is_reached_but_not_passed():
     # Two lone starts, a crowded place with one start at a time, and a closing row behind it:
     # three windows of two steps that share none. The next start must find its victim's slots.

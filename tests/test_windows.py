@@ -11,6 +11,7 @@ import pytest
 
 from conftest import values
 from lofo.agents import Appetite
+from lofo.agents.world_model import arrive
 from lofo.buffers import Fifo, Local
 from lofo.environments import MiniGrid, Reacher
 from lofo.experiments import (
@@ -26,8 +27,9 @@ from lofo.experiments import (
     run,
 )
 from lofo.experiments.experiment import shorten
+from lofo.experiments.probes import _shown
 from lofo.locality import Handcrafted
-from lofo.types import LofoError, Step
+from lofo.types import Batch, LofoError, Step
 
 WORLD = MiniGrid(size=4, time_limit=7)
 WINDOW = 5
@@ -106,6 +108,45 @@ def test_windows_are_what_was_lived_through(rule: Any) -> None:
     assert bool(np.asarray(batch.reward_known).all()) == isinstance(rule, Fifo)
 
 
+def drawn_windows(pack: Pack, runs: Any) -> Batch:
+    """Many windows of the first seed."""
+    replay = jax.tree.map(lambda x: x[0], runs.replays[0])
+    return pack.buffers[0].replay.sample(replay, 300, jax.random.key(0))
+
+
+def fifo_pack(world: MiniGrid) -> Pack:
+    """Everything is remembered."""
+    buffer = Buffer("FIFO", Fifo(), 200, window=WINDOW)
+    return Pack((reading(environment=world, buffer=buffer),))
+
+
+def test_the_reward_of_a_one_step_episode_arrives() -> None:
+    """In a world whose every episode is one step, it is learnt at the closing row."""
+    pack = fifo_pack(replace(WORLD, time_limit=1))
+    batch = drawn_windows(pack, lived(pack, 90))
+    items, arrived = batch.items, arrive(batch.items, batch.reward_known)
+    np.testing.assert_array_equal(items.is_last, np.tile(np.arange(WINDOW) % 2 == 1, (300, 1)))
+    earned = items.reward[:, :-1][items.is_last[:, 1:]]
+    np.testing.assert_array_equal(arrived.reward[items.is_last], earned)
+    np.testing.assert_array_equal(arrived.reward_known, items.is_last)
+    assert {2.0, 4.0} <= set(np.asarray(earned).tolist()) and items.terminated.any()
+
+
+def test_nothing_leaks_across_the_cut_between_phases() -> None:
+    """The cut episode has no closing row, and what came before leads nowhere."""
+    pack = fifo_pack(replace(WORLD, time_limit=1000))
+    task = WORLD.train_task(2)
+    runs = loop.switch(pack, lived(pack, 46), task, jnp.int32(46))
+    runs, _ = loop.advance(pack, runs, task, jnp.int32(46), jnp.int32(20), True)
+    items, known, _ = drawn_windows(pack, runs)
+    is_cut = items.is_first[:, 1:] & ~items.is_last[:, :-1]
+    assert is_cut.any()
+    arrived = arrive(items, known)
+    after = jnp.zeros_like(items.is_first).at[:, 1:].set(is_cut)
+    assert not arrived.reward_known[after].any() and not arrived.action[after].any()
+    assert arrived.is_first[after].all()
+
+
 def test_updates_and_pretraining_are_counted() -> None:
     schedule = Schedule(
         warmup=20, evaluate_every=50, episodes=2, steps_per_update=2, updates=3, pretraining=7
@@ -138,11 +179,28 @@ def test_each_update_of_a_cycle_draws_its_own_batches() -> None:
     assert len({tuple(starts.ravel()) for starts in seen}) > 3
 
 
+def test_rewards_in_no_complete_window_are_told_apart() -> None:
+    """Rewards of every step, but starts that one spot keeps only the last of."""
+    replay = Buffer("LoFo", Local(0.5, 1), 8, Handcrafted((1.0,)), window=3).replay
+    nothing = Step(jnp.zeros(5), jnp.zeros(2), jnp.float32(0), *[jnp.zeros((), bool)] * 3)
+    state = replay.init(nothing, 1)
+    for place in (0.0, 1.0, 2.0, 2.0, 2.0, 2.0):
+        state = replay.add(state, nothing, jnp.array([place]))
+    # windows: 0-1-2 and 1-2-2 are complete, and only the newest start at 2 is left
+    told = replay.metrics(state)
+    assert (told["size"], told["complete"], told["num_steps"]) == (3, 2, 5)
+    shown = _shown(replay, state)
+    # the last row of a window shows no reward: steps 0, 1 and 2, of which the last is unknown
+    assert shown.sum() == 3 and (shown & state.index.trajectory.known).sum() == 2
+
+
 def test_a_window_the_agent_does_not_want_is_refused() -> None:
     with pytest.raises(LofoError, match=r"windows of 3.*gives 5: set buffer.window to 3"):
         reading(agent=Reader(window=3))
     with pytest.raises(LofoError, match="windows of None"):
         reading(agent=Reader(window=None))
+    with pytest.raises(LofoError, match="warm-up of 4 steps completes no window of 5"):
+        reading(schedule=Schedule(4, 50, 2, 2))
 
 
 def test_a_run_of_windows_goes_from_end_to_end(tmp_path: Path) -> None:
@@ -192,7 +250,7 @@ def test_the_small_preset_keeps_world_and_rule() -> None:
     experiment = REGISTRY["randomized_reacher/dreamer/lofo"]
     small = PRESETS["small"](experiment)
     assert small.environment == experiment.environment
-    assert small.buffer.rule == experiment.buffer.rule and small.buffer.window == 20
+    assert small.buffer.rule.limit == experiment.buffer.rule.limit and small.buffer.window == 20
     with pytest.raises(LofoError, match="no small version of reacher/planet/lofo"):
         PRESETS["small"](REGISTRY["reacher/planet/lofo"])
 
@@ -203,4 +261,5 @@ def test_a_fraction_scales_windows_capacities_too() -> None:
         200_000,
         300_000,
     ]
-    assert shorten(REGISTRY["reacher/dreamer/lofo"], 0.2).buffer.rule.limit == 2
+    local = shorten(REGISTRY["reacher/dreamer/lofo"], 0.2).buffer
+    assert local.rule.limit == 2 and local.num_slots == 1_000_000  # two rows a step at most

@@ -22,6 +22,7 @@ from lofo.environments.raster import FOCAL, HAND_LENGTH, draw
 HERE = Path(__file__).parent
 NUM_STATES = 4000
 METRE = FOCAL / 0.74  # pixels, at the height of the arm
+OPEN_RENDERER = "from mujoco import *; Renderer(MjModel.from_xml_string('<mujoco/>'), 64, 64)"
 
 
 class Likeness(NamedTuple):
@@ -176,16 +177,24 @@ def test_pictures_are_like_mujocos(world: str) -> None:
         assert_alike(compare(dict(drawn), world))
 
 
+def run_python(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={"MUJOCO_GL": "egl", **os.environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_pictures_are_like_those_that_mujoco_draws_here(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
+    opened = run_python("-c", OPEN_RENDERER)
+    if opened.returncode:
+        pytest.skip(f"no renderer: {opened.stderr.strip().splitlines()[-1]}")
     out = tmp_path / "frames.npz"
-    command = [sys.executable, str(HERE / "make_reacher_frames.py"), "--out", str(out)]
-    environment = {"MUJOCO_GL": "egl", **os.environ}
-    made = subprocess.run(
-        [*command, "--num", "20"], env=environment, capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"no renderer: {made.stderr.strip().splitlines()[-1]}")
+    made = run_python(str(HERE / "make_reacher_frames.py"), "--out", str(out), "--num", "20")
+    assert not made.returncode, made.stderr
     with np.load(out, allow_pickle=False) as drawn:
         for world in ("fixed", "randomized"):
             assert_alike(compare(dict(drawn), world))

@@ -226,12 +226,15 @@ class Dreamer:
         self, state: DreamerState, starts: RSSMState, noise: Array, lots: Array, nudges: Array
     ) -> Dream:
         """Follows the actor; nudges of 0 give the slopes by its actions."""
+        # cast here once, or in half precision every step would cast all weights again
+        actor = self.model.cast(state.actor[0]), state.actor[1]
+        model = state.model._replace(rssm=self.model.recurrent(state.model))
 
         def step(now: RSSMState, given: tuple[Array, Array, Array]) -> tuple[RSSMState, RSSMState]:
             noise, lot, nudge = given
             features = jax.lax.stop_gradient(self.model.features(now))
-            action = self._policy(state.actor, features).sample(lot) + nudge
-            now = self.model.imagine_by(state.model, now, action, noise)
+            action = self._policy(actor, features).sample(lot) + nudge
+            now = self.model.imagine_by(model, now, action, noise)
             return now, now
 
         _, states = jax.lax.scan(lean(step), starts, (noise, lots, nudges))

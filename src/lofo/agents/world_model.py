@@ -153,7 +153,7 @@ class WorldModel:
         arrived = arrive(items, reward_known)
         pictures = self.see(items.observation, key_see)
         states, posterior, prior = self.rssm.observe_window(
-            self._recurrent(params),
+            self.recurrent(params),
             arrived.action,
             self.apply(self.encoder, params.encoder, pictures),
             arrived.is_first,
@@ -182,25 +182,25 @@ class WorldModel:
         key_see, key_observe = jax.random.split(key)
         embedding = self.apply(self.encoder, params.encoder, self.see(observation, key_see))
         given = previous_action, embedding, is_first, key_observe
-        return self.rssm.observe(self._recurrent(params), state, *given)[0]
+        return self.rssm.observe(self.recurrent(params), state, *given)[0]
 
     def imagine(
         self, params: WorldModelParams, state: RSSMState, action: Array, key: Key
     ) -> RSSMState:
         """The state that an action is expected to lead to."""
-        return self.rssm.imagine(self._recurrent(params), state, action, key)[0]
+        return self.rssm.imagine(self.recurrent(params), state, action, key)[0]
 
     def imagine_by(
         self, params: WorldModelParams, state: RSSMState, action: Array, noise: Array
     ) -> RSSMState:
         """`imagine` for loops, which have drawn their noise ahead."""
-        return self.rssm.imagine_by(self._recurrent(params), state, action, noise)[0]
+        return self.rssm.imagine_by(self.recurrent(params), state, action, noise)[0]
 
     def imagine_window(
         self, params: WorldModelParams, state: RSSMState, actions: Array, key: Key
     ) -> RSSMState:
         """The states [..., T, size] that actions [..., T, action_size] are expected to lead to."""
-        return self.rssm.imagine_window(self._recurrent(params), state, actions, key)
+        return self.rssm.imagine_window(self.recurrent(params), state, actions, key)
 
     def rest(
         self, params: WorldModelParams, observations: Array, num_steps: int, key: Key
@@ -210,7 +210,7 @@ class WorldModel:
         seen = self.apply(self.encoder, params.encoder, self.see(observations, key_see))
         shape = len(observations), num_steps
         states, *_ = self.rssm.observe_window(
-            self._recurrent(params),
+            self.recurrent(params),
             jnp.zeros((*shape, self.action_size)),
             jnp.broadcast_to(seen[:, None], (*shape, seen.shape[-1])),
             jnp.broadcast_to(jnp.arange(num_steps) == 0, shape),
@@ -228,7 +228,7 @@ class WorldModel:
         key_see, key_observe, key_imagine = jax.random.split(key, 3)
         pictures = self.see(observations[:num_seen], key_see)
         states, *_ = self.rssm.observe_window(
-            self._recurrent(params),
+            self.recurrent(params),
             jnp.roll(actions[:num_seen], 1, axis=0)[None],  # the action that led to each
             self.apply(self.encoder, params.encoder, pictures)[None],
             jnp.arange(num_seen)[None] == 0,
@@ -266,20 +266,22 @@ class WorldModel:
         """A network's outcome in float32, its products made in the compute dtype."""
         if isinstance(network, CNN | TransposedCNN):  # they know what is large
             return replace(network, dtype=self.compute_dtype).apply(params, x)
-        x = network.apply(self._cast(params), x.astype(self.compute_dtype))
+        x = network.apply(self.cast(params), x.astype(self.compute_dtype))
         return x.astype(jnp.float32)
 
     def _draw(self, params: WorldModelParams, features: Array) -> Array:
         canvas = self.apply(self._canvas, params.canvas, features)
         return self.apply(self.decoder, params.decoder, canvas)
 
-    def _cast(self, params: Tree) -> Tree:
+    def cast(self, params: Tree) -> Tree:
+        """Parameters in the compute dtype; what is in it already stays as it is."""
         return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
 
-    def _recurrent(self, params: WorldModelParams) -> Tree:
+    def recurrent(self, params: WorldModelParams) -> Tree:
+        """The recurrence's layers, `cast`."""
         # matrices alone: what is added up from step to step stays in float32
         rssm = params.rssm
-        return jax.tree.map(lambda x: self._cast(x) if x.ndim > 1 else x, rssm)
+        return jax.tree.map(lambda x: self.cast(x) if x.ndim > 1 else x, rssm)
 
     @property
     def _canvas(self) -> MLP:

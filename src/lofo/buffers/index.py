@@ -20,6 +20,7 @@ class Draw(NamedTuple):
     starts: Array  # [B] int32, ledger rows
     slots: Array  # [B] or [B, N] int32, where the payload lies
     known: Array  # [B] or [B, N] bool, False where the reward is unknown
+    is_again: Array | None = None  # [B, N] bool, where a window begins again
 
 
 class SequenceState(NamedTuple):
@@ -131,6 +132,7 @@ class SequenceIndex:
 
     The default `num_slots` suffices for every stream in which a closing row, if any, directly
     follows a start; a smaller one is allowed, and what it loses is counted as `step_overflow`.
+    Only complete windows are drawn; with `repeats` growing ones too, begun again where they end.
     """
 
     rule: Forgetting
@@ -138,6 +140,7 @@ class SequenceIndex:
     window: int = dataclasses.field(metadata={"static": True})  # N
     num_slots: int | None = dataclasses.field(default=None, metadata={"static": True})
     num_streams: int = dataclasses.field(default=1, metadata={"static": True})
+    repeats: bool = dataclasses.field(default=False, metadata={"static": True})  # growing windows
 
     def __post_init__(self) -> None:
         for name in ("capacity", "window", "num_streams"):
@@ -192,26 +195,30 @@ class SequenceIndex:
         return state._replace(trajectory=trajectory), slot
 
     def draw(self, state: SequenceState, num: int, key: Key, weight: Array | None = None) -> Draw:
-        """Complete windows, uniform among their starts or in proportion to `weight` [C]."""
-        complete = state.trajectory.complete
+        """Windows, uniform among their starts or in proportion to `weight` [C]."""
+        drawable = self.drawable(state)
         if weight is None:
-            starts = _draw_marked(complete, num, key)
+            starts = _draw_marked(drawable, num, key)
         else:
-            starts = _draw_weighted(jnp.where(complete, weight, 0), num, key)
+            starts = _draw_weighted(jnp.where(drawable, weight, 0), num, key)
         return self.find(state, starts)
 
     def drawable(self, state: SequenceState) -> Array:
-        """The starts whose window is complete."""
-        return state.trajectory.complete
+        """The starts whose window is complete, or at least begun."""
+        return state.trajectory.begun if self.repeats else state.trajectory.complete
 
     def find(self, state: SequenceState, starts: Array) -> Draw:
         """The steps of their windows."""
-        slots = state.trajectory.window[starts]
-        return Draw(starts, slots, state.trajectory.known[slots])
+        trajectory, is_again = state.trajectory, None
+        if self.repeats:
+            slots, is_again = trajectory.repeated(starts)
+        else:
+            slots = trajectory.window[starts]
+        return Draw(starts, slots, trajectory.known[slots], is_again)
 
     def can_draw(self, state: SequenceState) -> Array:
-        """Whether some window is complete."""
-        return jnp.any(state.trajectory.complete)
+        """Whether some window can be drawn."""
+        return jnp.any(self.drawable(state))
 
     def metrics(self, state: SequenceState, age: Array | int | None = None) -> Metrics:
         """As for transitions, and how the steps fare."""

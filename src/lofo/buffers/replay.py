@@ -88,7 +88,10 @@ class Replay:
         return self._read(state, self.index.find(state.index, starts))
 
     def _read(self, state: ReplayState, drawn: Draw) -> Batch:
-        return Batch(self.storage.read(state.rows, drawn.slots), drawn.known, drawn.starts)
+        items = self.storage.read(state.rows, drawn.slots)
+        if drawn.is_again is not None:  # a recurrent state must not run on into the repetition
+            items = items._replace(is_first=items.is_first | drawn.is_again)
+        return Batch(items, drawn.known, drawn.starts)
 
     def items(self, state: ReplayState) -> Tree:
         """What the slots hold [num_slots, ...]; those that nobody has hold remains."""

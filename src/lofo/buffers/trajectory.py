@@ -35,6 +35,17 @@ class Trajectory(NamedTuple):
         """Which rows hold a start whose window is complete."""
         return self.filled == self.window.shape[-1]
 
+    @property
+    def begun(self) -> Array:
+        """Which rows hold a start with a step after it, complete or not."""
+        return self.filled >= min(2, self.window.shape[-1])
+
+    def repeated(self, rows: Array) -> tuple[Array, Array]:
+        """The slots of windows [B, N], each begun again where it ends so far; and where."""
+        column = jnp.arange(self.window.shape[-1]) % jnp.maximum(self.filled[rows], 1)[:, None]
+        is_again = (column == 0) & (jnp.arange(self.window.shape[-1]) > 0)
+        return self.window[rows[:, None], column], is_again
+
 
 def init(capacity: int, window: int, num_slots: int, num_streams: int) -> Trajectory:
     """No steps and no starts."""

@@ -55,6 +55,7 @@ class Buffer:
     sampler: Sampler = Uniform()
     window: int | None = None  # steps in a row, for agents that learn from sequences
     num_slots: int | None = None  # of the steps behind the starts; None: all that can be needed
+    repeats: bool = False  # windows still growing are drawn too, begun again where they end
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -73,7 +74,8 @@ class Buffer:
     @property
     def replay(self) -> Replay:
         if self.window:
-            return Replay(SequenceIndex(self.rule, self.capacity, self.window, self.num_slots))
+            sizes = self.capacity, self.window, self.num_slots
+            return Replay(SequenceIndex(self.rule, *sizes, repeats=self.repeats))
         return Replay(TransitionIndex(self.rule, self.capacity))
 
     @property
@@ -112,6 +114,11 @@ class Experiment:
             raise LofoError(
                 f"the agent learns from windows of {wanted}, the buffer {self.buffer.name} gives "
                 f"{self.buffer.window}: set buffer.window to {wanted}"
+            )
+        if wanted is not None and self.schedule.warmup < wanted:
+            raise LofoError(
+                f"a warm-up of {self.schedule.warmup} steps completes no window of {wanted}, so "
+                "there would be nothing to learn from: lengthen schedule.warmup"
             )
         if self.buffer.sampler.needs_errors and not hasattr(self.agent, "errors"):
             raise LofoError(
@@ -162,7 +169,11 @@ def shorten(experiment: Experiment, fraction: float) -> Experiment:
         buffer = dataclasses.replace(buffer, name=name, capacity=capacity)
     elif isinstance(buffer.rule, Local):
         limit = max(1, round(int(buffer.rule.limit) * fraction))
-        buffer = dataclasses.replace(buffer, rule=dataclasses.replace(buffer.rule, limit=limit))
+        # a step and perhaps a closing row each: more slots are never needed
+        most = max(buffer.window or 1, 2 * sum(p.steps for p in phases))
+        num_slots = buffer.num_slots and min(buffer.num_slots, most)
+        rule = dataclasses.replace(buffer.rule, limit=limit)
+        buffer = dataclasses.replace(buffer, rule=rule, num_slots=num_slots)
     total = experiment.fraction * fraction
     return dataclasses.replace(experiment, phases=phases, buffer=buffer, fraction=total)
 

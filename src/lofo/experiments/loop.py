@@ -166,7 +166,7 @@ def judge(pack: Pack, runs: Runs, tasks: Task, step: Array) -> Metrics:
     metrics = {"return": jax.vmap(score)(runs.agents, keys)}
     task = jax.tree.map(lambda x: x[0], tasks)
     probe = jax.vmap(lambda state, key: probe_model(environment, agent, state, task, key))
-    metrics |= probe(runs.agents, keys)
+    metrics |= probe(runs.agents, _fold(keys, NEVER))  # no key that an episode has used
     described = [
         jax.vmap(lambda s, b=b: describe_buffer(environment, b.replay, s, task))(runs.replays[k])
         for k, b in enumerate(pack.buffers)

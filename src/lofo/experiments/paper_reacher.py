@@ -63,10 +63,18 @@ def _buffers(phases: tuple[Phase, ...], limit: int, num_small: int) -> dict[str,
     rule = Local(REACHER_RADIUS, limit)
     return {
         "lofo": Buffer(
-            "LoFo", rule, STARTS, REACHER_LOCALITY, LOCALITY_STEPS, Uniform(), WINDOW, num_slots
+            "LoFo",
+            rule,
+            STARTS,
+            REACHER_LOCALITY,
+            LOCALITY_STEPS,
+            Uniform(),
+            WINDOW,
+            num_slots,
+            True,
         ),
-        "fifo-all": Buffer("FIFO everything", Fifo(), num_steps, window=WINDOW),
-        "fifo-small": Buffer(f"FIFO {num_small:g}", Fifo(), num_small, window=WINDOW),
+        "fifo-all": Buffer("FIFO everything", Fifo(), num_steps, window=WINDOW, repeats=True),
+        "fifo-small": Buffer(f"FIFO {num_small:g}", Fifo(), num_small, window=WINDOW, repeats=True),
     }
 
 
@@ -120,7 +128,7 @@ REACHER_RUNS = (
 )
 
 # For two cores of a CPU and an hour: small networks, short windows, larger learning rates.
-SMALL_WINDOW = 20
+SMALL_WINDOW, SMALL_RADIUS = 20, 0.01
 SMALL_DREAMER = Dreamer.small(
     batch_size=8,
     window=SMALL_WINDOW,
@@ -141,28 +149,33 @@ SMALL_LOCALITY = replace(
         )
     ),
     num_epochs=1,
-    num_negatives=16,
-    negative_target=50.0 * 16 / 128,
+    num_negatives=8,
+    negative_target=50.0 * 8 / 128,
 )
 
 
 def small(experiment: Experiment) -> Experiment:
     """A version of a Dreamer run for a CPU, to see it work and to build on; not a run of the paper.
 
-    It keeps the run's world, rule and radius, and everything else is small.
+    It keeps the run's world, the kind of its rule and its limit; everything else is small, the
+    radius too: what is fitted in a minute tells fewer states apart.
     """
     if not isinstance(experiment.agent, Dreamer):
         raise LofoError(f"there is no small version of {experiment.id}: try reacher/dreamer/lofo")
     buffer = experiment.buffer
+    rule = buffer.rule
+    if isinstance(rule, Local):
+        rule = replace(rule, radius=SMALL_RADIUS)
     num_steps = sum(p.steps for p in SMALL_PHASES)
     return replace(
         experiment,
         agent=SMALL_DREAMER,
         buffer=replace(
             buffer,
+            rule=rule,
             capacity=min(buffer.capacity, num_steps),
             locality=buffer.locality and SMALL_LOCALITY,
-            locality_steps=min(buffer.locality_steps, 5_000),
+            locality_steps=min(buffer.locality_steps, 2_500),
             window=SMALL_WINDOW,
             num_slots=None,
         ),

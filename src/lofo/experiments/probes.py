@@ -78,7 +78,8 @@ def describe_buffer(
         "mean_near": metrics["mean_near"],
     }
     if isinstance(rows, Step):
-        return told | _describe_steps(environment, metrics, rows, state, task)
+        shown = _shown(replay, state)
+        return told | _describe_steps(environment, metrics, rows, state, task, shown)
     live = jnp.arange(len(rows.reward)) < metrics["size"]
     payable = (rows.reward == task.reward_t1) | (rows.reward == task.reward_t2)
     is_t2 = rows.reward == task.reward_t2
@@ -90,7 +91,12 @@ def describe_buffer(
 
 
 def _describe_steps(
-    environment: Environment, metrics: Metrics, rows: Step, state: ReplayState, task: Task
+    environment: Environment,
+    metrics: Metrics,
+    rows: Step,
+    state: ReplayState,
+    task: Task,
+    shown: Array,
 ) -> Metrics:
     """As for transitions, of the steps whose reward a model would learn.
 
@@ -103,15 +109,35 @@ def _describe_steps(
     known = (trajectory.cover > 0) & trajectory.known & ~rows.is_last
     most = environment.pay(task, *environment.most_at_t1())
     paid = known & (rows.reward > 0)
+    at_t1 = paid & in_zone & (rows.reward <= most)
     return {
+        "complete": metrics["complete"],
         "steps": metrics["num_steps"],
         "most_steps": metrics["max_steps"],
         "step_overflow": metrics["step_overflow"],
         "unknown_rewards": metrics["unknown_rewards"],
         "stale_rows": jnp.sum(paid & in_zone & (rows.reward > most)),
-        "t1_rows": jnp.sum(paid & in_zone & (rows.reward <= most)),
+        "t1_rows": jnp.sum(at_t1),
+        "t1_shown": jnp.sum(at_t1 & shown),
         "t2_rows": jnp.sum(paid & ~in_zone),
+        "t2_shown": jnp.sum(paid & ~in_zone & shown),
     }
+
+
+def _shown(replay: Replay, state: ReplayState) -> Array:
+    """Which steps [T] have a reward that some window, if it is drawn, brings to a next row.
+
+    Local forgetting may drop starts faster than their windows are completed: where an agent rests,
+    the newest rewards are then known, but in no complete window.
+    """
+    trajectory = state.index.trajectory
+    if not replay.index.rule.voids_rewards:  # type: ignore[attr-defined]  # windows have a rule
+        return trajectory.cover > 0  # but for those of the last few steps
+    drawable = replay.index.drawable(state.index)[:, None]
+    before = trajectory.window[:, :-1]
+    is_followed = jnp.arange(before.shape[-1]) < trajectory.filled[:, None] - 1
+    reached = jnp.where(drawable & is_followed, before, trajectory.num_slots)
+    return jnp.zeros(trajectory.num_slots, bool).at[reached].set(True, mode="drop")
 
 
 def draw_maps(
