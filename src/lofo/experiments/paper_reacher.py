@@ -127,7 +127,7 @@ REACHER_RUNS = (
     ),
 )
 
-# For two cores of a CPU and an hour: small networks, short windows, larger learning rates.
+# For two cores of a CPU and 20 minutes: small networks, short windows, larger learning rates.
 SMALL_WINDOW, SMALL_RADIUS = 20, 0.01
 SMALL_DREAMER = Dreamer.small(
     batch_size=8,

@@ -154,11 +154,16 @@ def _draw_references(axes: Axes, run: Run) -> None:
         if stretch.number > 1:
             axes.plot(span, [stretch.stale] * 2, color=GREY, lw=1.3, ls=(0, (4, 2)), zorder=2)
         if stretch != last:
-            _name_line(axes, span[0], stretch.optimum, f"optimum {stretch.optimum:.3g}")
-    _name_at_edge(axes, last.optimum, f"optimum\n{last.optimum:.3g}", "black", last.stale)
+            _name_line(axes, span[0], stretch.optimum, f"optimum {_score(stretch.optimum)}")
+    _name_at_edge(axes, last.optimum, f"optimum\n{_score(last.optimum)}", "black", last.stale)
     if last.number > 1:
-        share = f"stale policy\n{last.stale:.3g} ({last.stale / last.optimum:.0%})"
+        share = f"stale policy\n{_score(last.stale)} ({last.stale / last.optimum:.0%})"
         _name_at_edge(axes, last.stale, share, GREY, last.optimum)
+
+
+def _score(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _name_line(axes: Axes, x: float, y: float, text: str) -> None:

@@ -25,6 +25,7 @@ EMPTY = "#DCDCDC"  # no sample at all
 SEE_THROUGH = (0, 0, 0, 0)  # where nothing can be asked: the hatching behind shows
 NUM_ACROSS = 4  # runs side by side; more go into further blocks
 NAME_WIDTH = 26  # letters above a map
+LETTERS_AN_INCH = 10  # of a figure's title
 
 
 class Map(NamedTuple):
@@ -185,6 +186,7 @@ def _grid(title: str, marks: Landmarks, cells: list[Cell], leading: Sequence[Cel
     blocks = [[*lead, *names[start : start + num_across]] for start in starts]
     shape = len(blocks) * len(phases), len(lead) + num_across
     figure = Figure(figsize=(2.0 + 2.5 * shape[1], 0.9 + 2.4 * shape[0]), layout="constrained")
+    title = fill(title, int(LETTERS_AN_INCH * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
     panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
     recorded = {(cell.name, cell.phase) for cell in [*leading, *cells]}
@@ -232,7 +234,7 @@ def _fill(grid: Grid, cell: Cell, values: np.ndarray, scale: Scale, notes: list[
 def _signs(cells: list[Cell]) -> str:
     """What hatching and outline mean."""
     is_outlined = any(cell.map.t1_zone is not None for cell in cells)
-    return "hatched: terminal" + (", outline: T1-zone" if is_outlined else "")
+    return "hatched: terminal or out of reach" + (", outline: T1-zone" if is_outlined else "")
 
 
 def _draw(axes: Axes, m: Map, values: np.ndarray, scale: Scale) -> None:
