@@ -83,7 +83,7 @@ def test_whole_table_and_gathered_rows_give_the_same_loss():
     jax.tree.map(
         partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-3), whole_gradient, gathered_gradient
     )
-    embed = jax.make_jaxpr(lambda t: SMALL._embed_rows(params, t, rows))
+    embed = jax.make_jaxpr(lambda t: SMALL._embed_rows(params, t, as_it_is, rows))
     assert "f32[10,16] = dot_general" in str(embed(table[:10]))
     assert "f32[160,16] = dot_general" in str(embed(table))
 

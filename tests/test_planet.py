@@ -365,10 +365,10 @@ def test_the_sizes_are_planets():
     }
     assert shapes((*model.canvas, *model.decoder)) == [
         (230, 1024),
-        (5, 5, 1024, 128),
-        (5, 5, 128, 64),
-        (6, 6, 64, 32),
-        (6, 6, 32, 3),
+        (1024, 5, 5, 128),
+        (128, 5, 5, 64),
+        (64, 6, 6, 32),
+        (32, 6, 6, 3),
     ]
     assert shapes((*model.reward, *model.reward_out)) == [
         (230, 300),

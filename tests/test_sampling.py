@@ -29,7 +29,7 @@ from lofo.buffers import (
     TransitionIndex,
     Uniform,
 )
-from lofo.experiments import Pack, checkpoint, loop
+from lofo.experiments import Pack, checkpoint, loop, memory
 from lofo.networks import MLP
 from lofo.types import Batch, LofoError, Transition
 
@@ -490,7 +490,7 @@ def test_uniform_runs_draw_as_before(sampled):
         )
         return batch._replace(items=items)
 
-    ours = jax.make_jaxpr(lambda r, k: loop._sample(pack, buffer, r, (), k))(replay, KEYS[0])
+    ours = jax.make_jaxpr(lambda r, k: memory.sample(pack, buffer, r, (), k))(replay, KEYS[0])
     assert str(ours) == str(jax.make_jaxpr(plain)(replay, KEYS[0]))
     assert runs.samplers[0] == ()
 
@@ -500,7 +500,7 @@ def test_only_the_first_batches_are_chosen(sampled):
     pack, runs = sampled
     assert pack.lead.agent.appetite.num_chosen == 2
     buffer = replace(pack.buffers[2], sampler=ByReward(1.0))
-    sample = jax.jit(functools.partial(loop._sample, pack, buffer))
+    sample = jax.jit(functools.partial(memory.sample, pack, buffer))
     batches = sample(*jax.tree.map(lambda x: x[0], (runs.replays[2], runs.samplers[2])), KEYS[0])
     rewards = batches.items.reward
     assert rewards.shape == (3, 8) and (rewards[:2] != 0).all() and (rewards[2] == 0).sum() > 4
@@ -510,6 +510,8 @@ def test_an_agent_that_tells_no_errors_is_refused():
     @dataclasses.dataclass(frozen=True)
     class Silent:
         """No model, no errors."""
+
+        appetite = Appetite(1, 8)
 
     experiment = tiny_pack().lead
     buffer = replace(experiment.buffer, sampler=ByError())
