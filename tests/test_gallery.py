@@ -125,6 +125,7 @@ def shade(function: Any, light: jax.Array) -> Any:
     return lambda *args: (function(*args) * light).sum()
 
 
+@pytest.mark.slow
 def test_bfloat16_changes_digits_and_no_types() -> None:
     """Values to 1 %, the decoder's gradients to 10 % of their length, beside float32.
 

@@ -68,6 +68,7 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path) -> None:
         join(parts, tmp_path / "back")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_elsewhere_to_the_same_numbers(finished: Finished, tmp_path: Path) -> None:
     class Enough(Exception):
         pass
