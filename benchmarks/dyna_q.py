@@ -8,6 +8,7 @@ algorithm as a plain loop, one operation at a time.
     python benchmarks/dyna_q.py --rules lofo lofo-handcrafted fifo-4.5e6 fifo-3e5 reservoir-3e4 --runs 10
 
 With `--rules`, each rule has so many runs and all are one program; their buffers are filled by random steps.
+A rule with slashes is a whole id: `--rules minigrid/dyna_q/lofo --runs 3` times the paper's agent from pixels.
 On a GPU `--plain` times the same program without the hand-written kernels, as the peer.
 """
 
@@ -63,7 +64,7 @@ def fill_buffer(pack, params, replay, key):
 
 def prepare_rules(rules: list[str], num_seeds: int) -> tuple[Pack, loop.Runs]:
     """Several rules in one program, after random steps."""
-    named = (find(f"mountaincar/dyna_q/{rule}") for rule in rules)
+    named = (find(rule if "/" in rule else f"mountaincar/dyna_q/{rule}") for rule in rules)
     pack = Pack(tuple(dataclasses.replace(e, seeds=tuple(range(num_seeds))) for e in named))
     keys = jax.random.split(jax.random.PRNGKey(0), num_seeds)
     localities = tuple(

@@ -7,7 +7,7 @@ those for PlaNet count physics steps, and are halved here.
 from dataclasses import replace
 
 from lofo.agents import Dreamer, PlaNet
-from lofo.buffers import Fifo, Local, Uniform
+from lofo.buffers import Fifo, Local
 from lofo.environments import RandomizedReacher, Reacher
 from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule
 from lofo.locality import Contrastive
@@ -68,10 +68,9 @@ def _buffers(phases: tuple[Phase, ...], limit: int, num_small: int) -> dict[str,
             STARTS,
             REACHER_LOCALITY,
             LOCALITY_STEPS,
-            Uniform(),
-            WINDOW,
-            num_slots,
-            True,
+            window=WINDOW,
+            num_slots=num_slots,
+            repeats=True,
         ),
         "fifo-all": Buffer("FIFO everything", Fifo(), num_steps, window=WINDOW, repeats=True),
         "fifo-small": Buffer(f"FIFO {num_small:g}", Fifo(), num_small, window=WINDOW, repeats=True),
