@@ -14,6 +14,7 @@ from conftest import Finished, result_lines
 from lofo import cli
 from lofo.buffers import Fifo
 from lofo.experiments import DEMO, REGISTRY, SWEEPS, Pack, find, find_all
+from lofo.options import parse_seeds
 from lofo.records import ROWS
 from lofo.types import LofoError
 
@@ -334,7 +335,7 @@ def test_no_words_at_all_print_the_help(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_seeds_as_a_person_writes_them(text: str, seeds: tuple[int, ...]) -> None:
-    assert cli.parse_seeds(text) == seeds
+    assert parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ def test_seeds_as_a_person_writes_them(text: str, seeds: tuple[int, ...]) -> Non
 )
 def test_seeds_that_nobody_can_read(text: str) -> None:
     with pytest.raises(LofoError, match="seeds are written like 0-9 or 0,2,5"):
-        cli.parse_seeds(text)
+        parse_seeds(text)
 
 
 def test_run_writes_rows_and_is_quiet_off_a_terminal(

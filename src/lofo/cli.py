@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,32 +25,11 @@ from lofo.experiments import (
 from lofo.experiments.overrides import override
 from lofo.experiments.settings import describe
 from lofo.folders import Join, Split, Thin, Watch
+from lofo.localities import Fit
+from lofo.options import parse_fraction, parse_seeds
 from lofo.progress import watching
 from lofo.reports import adaptation_table, as_json, summarise, verdict_table
 from lofo.types import LofoError
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0-9`, `3`, `0,2,5-7`: seeds as a person writes them."""
-    seeds: list[int] = []
-    try:
-        for part in text.split(","):
-            first, *last = map(int, part.split("-"))
-            (end,) = last or (first,)
-            if not first <= end < 2**32:
-                raise ValueError(f"{part} is no range of numbers below 2**32")
-            seeds += range(first, end + 1)
-    except ValueError as error:
-        raise LofoError(f"seeds are written like 0-9 or 0,2,5, got {text!r}") from error
-    return tuple(seeds)
-
-
-def parse_fraction(text: str) -> float:
-    """`0.2`, `1/3`: a fraction as a person writes it."""
-    try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError) as error:
-        raise LofoError(f"--fraction is written like 0.2 or 1/3, got {text!r}") from error
 
 
 @dataclass(frozen=True)
@@ -105,6 +83,8 @@ class Run:
     """Where rows and checkpoints go; runs/ID if left out."""
     checkpoint_seconds: float = 120.0
     """Save about this often."""
+    localities: Path | None = None
+    """Take fitted localities from this folder, and keep there what is fitted, for other runs."""
 
     def go(self, overrides: Sequence[str] = ()) -> None:
         if not self.ids:
@@ -116,7 +96,7 @@ class Run:
             named = [PRESETS[self.preset](experiment) for experiment in named]
         experiments = tuple(self._prepare(experiment, overrides) for experiment in named)
         out = self.out or Path("runs") / "+".join(self.ids)
-        execute(experiments, out, self.checkpoint_seconds)
+        execute(experiments, out, self.checkpoint_seconds, self.localities)
         print(verdict_table(summarise([out])))
         print(f"Rows: {out}. Figures: lofo report {out}")
 
@@ -185,6 +165,7 @@ COMMANDS: dict[str, Any] = {
     "run": Run,
     "report": Report,
     "watch": Watch,
+    "fit": Fit,
     "show": Show,
     "thin": Thin,
     "split": Split,
@@ -193,11 +174,15 @@ COMMANDS: dict[str, Any] = {
 
 
 def execute(
-    experiments: tuple[Experiment, ...], out: Path, checkpoint_seconds: float = 120.0
+    experiments: tuple[Experiment, ...],
+    out: Path,
+    checkpoint_seconds: float = 120.0,
+    localities: Path | None = None,
 ) -> None:
     """Runs the experiments with a progress bar."""
+    options: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "localities": localities}
     with watching() as watch:
-        run(Pack(experiments), out, checkpoint_seconds=checkpoint_seconds, watch=watch)
+        run(Pack(experiments), out, watch=watch, **options)
 
 
 def _print_columns(lines: list[tuple[str, str, str]]) -> None:

@@ -19,23 +19,23 @@ MANIFEST = "manifest"
 FORMAT = 2
 
 
-def save(folder: Path, state: Tree, manifest: dict[str, Any]) -> None:
-    """Replaces the folder's checkpoint."""
+def save(folder: Path, state: Tree, manifest: dict[str, Any], name: str = CHECKPOINT) -> None:
+    """Replaces the folder's checkpoint, or another file of arrays."""
     leaves = _named(state)
     text = json.dumps({"format": FORMAT, **manifest})
-    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    arrays = {path: np.asarray(leaf) for path, leaf in leaves.items()}
     arrays[MANIFEST] = np.frombuffer(text.encode(), np.uint8)
-    part = folder / f"{CHECKPOINT}.part"
+    part = folder / f"{name}.part"
     with open(part, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # the stub confuses names with options
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, folder / CHECKPOINT)
+    os.replace(part, folder / name)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path, name: str = CHECKPOINT) -> dict[str, Any] | None:
     """What the folder's checkpoint says of itself, or None where there is none."""
-    path = folder / CHECKPOINT
+    path = folder / name
     if not path.exists():
         return None
     try:
@@ -50,25 +50,25 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def load(folder: Path, like: Tree) -> Tree:
+def load(folder: Path, like: Tree, name: str = CHECKPOINT) -> Tree:
     """The checkpoint's state, strict on names, shapes and dtypes of `like`."""
-    path = folder / CHECKPOINT
+    path = folder / name
     try:
         with np.load(path, allow_pickle=False) as file:
-            stored = {name: file[name] for name in file.files if name != MANIFEST}
+            stored = {leaf: file[leaf] for leaf in file.files if leaf != MANIFEST}
     except Exception as error:  # as above
         raise _damaged(path, error) from error
     expected = _named(like)
     if missing := expected.keys() ^ stored.keys():
         raise LofoError(f"{path} does not fit this run: {sorted(missing)[0]} is on one side only")
-    for name, leaf in expected.items():
-        have, want = stored[name], leaf
+    for leaf, want in expected.items():
+        have = stored[leaf]
         if have.shape != want.shape or have.dtype != want.dtype:
             raise LofoError(
-                f"{path} does not fit this run: {name} is {have.dtype}{list(have.shape)}, "
+                f"{path} does not fit this run: {leaf} is {have.dtype}{list(have.shape)}, "
                 f"expected {want.dtype}{list(want.shape)}"
             )
-    return jax.tree.unflatten(jax.tree.structure(like), [stored[name] for name in expected])
+    return jax.tree.unflatten(jax.tree.structure(like), [stored[leaf] for leaf in expected])
 
 
 def _damaged(path: Path, error: Exception) -> LofoError:

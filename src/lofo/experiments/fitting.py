@@ -1,33 +1,98 @@
-"""Fitting the localities of a pack, before its first step."""
+"""Fitting the localities of a pack, before its first step.
 
+A locality depends on the world, its own settings and the seed, and on nothing else of a run. So it
+can be kept in a folder, and whoever asks for the same one again is spared the fit.
+"""
+
+import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from lofo.experiments.experiment import Buffer
+from lofo.experiments import checkpoint
+from lofo.experiments.experiment import Buffer, configuration
 from lofo.experiments.pack import Pack
+from lofo.experiments.provenance import provenance
 from lofo.locality import Pairs, diagnose
 from lofo.types import Array, Key, Metrics, Tree
 
 
-def fit_localities(pack: Pack, announce: Callable[[str], None]) -> tuple[Any, list[Metrics]]:
+def fit_localities(
+    pack: Pack, announce: Callable[[str], None], shelf: Path | None = None
+) -> tuple[Any, list[Metrics]]:
     """Fits each buffer's locality on random trajectories of phase 1, one for every seed.
 
-    Buffers with the same locality share one fit.
+    Buffers with the same locality share one fit. With a shelf, what lies there is taken, and what
+    is fitted is put there.
     """
     fitted: dict[Any, tuple[Tree, Metrics]] = {}
     for buffer in pack.buffers:
         recipe = buffer.locality, buffer.locality_steps
         if buffer.embedding_size and recipe not in fitted:
-            if buffer.locality_steps:
-                announce(f"fitting the locality of {buffer.name}")
-            fitted[recipe] = jax.block_until_ready(_fit(pack, buffer))
+            fitted[recipe] = _fit_or_take(pack, buffer, announce, shelf)
     nothing: tuple[Tree, Metrics] = ((), {})
     results = [fitted.get((b.locality, b.locality_steps), nothing) for b in pack.buffers]
     return tuple(params for params, _ in results), [metrics for _, metrics in results]
+
+
+def _fit_or_take(
+    pack: Pack, buffer: Buffer, announce: Callable[[str], None], shelf: Path | None
+) -> tuple[Tree, Metrics]:
+    """Parameters and metrics of every seed, from the shelf where they lie there."""
+    assert buffer.locality is not None
+    seeds = pack.lead.seeds
+    found: dict[int, tuple[Tree, Metrics]] = {}
+    if shelf is not None and buffer.locality_steps:
+        found = {seed: own for seed in seeds if (own := _take(pack, buffer, seed, shelf))}
+    if missing := tuple(seed for seed in seeds if seed not in found):
+        if buffer.locality_steps:
+            announce(f"fitting the locality of {buffer.name}")
+        few = Pack((replace(pack.lead, seeds=missing),))
+        fitted = jax.tree.map(np.asarray, _fit(few, buffer))
+        for k, seed in enumerate(missing):
+            found[seed] = jax.tree.map(lambda leaf, k=k: leaf[k], fitted)
+            if shelf is not None and buffer.locality_steps:
+                _put(pack, buffer, seed, shelf, *found[seed])
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(found[seed] for seed in seeds))
+
+
+def _take(pack: Pack, buffer: Buffer, seed: int, shelf: Path) -> tuple[Tree, Metrics] | None:
+    name = shelf_name(pack, buffer, seed)
+    manifest = checkpoint.read_manifest(shelf, name)
+    if manifest is None:
+        return None
+    assert buffer.locality is not None
+    like = jax.eval_shape(buffer.locality.init, jax.random.PRNGKey(0))
+    return checkpoint.load(shelf, like, name), manifest["metrics"]
+
+
+def _put(
+    pack: Pack, buffer: Buffer, seed: int, shelf: Path, params: Tree, metrics: Metrics
+) -> None:
+    told = {name: float(value) for name, value in metrics.items()}
+    if not np.isfinite(list(told.values())).all():
+        return  # a failure is refused by whoever asked, and not kept
+    shelf.mkdir(parents=True, exist_ok=True)
+    manifest = {"metrics": told, "recipe": _recipe(pack, buffer), **provenance()}
+    checkpoint.save(shelf, params, manifest, shelf_name(pack, buffer, seed))
+
+
+def shelf_name(pack: Pack, buffer: Buffer, seed: int) -> str:
+    """The file of a fitted locality: the same for the same world, settings and seed."""
+    text = json.dumps(_recipe(pack, buffer), sort_keys=True)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:12]}-seed{seed}.npz"
+
+
+def _recipe(pack: Pack, buffer: Buffer) -> dict[str, Any]:
+    settings = pack.lead.environment, buffer.locality, buffer.locality_steps
+    return dict(zip(("environment", "locality", "steps"), configuration(settings), strict=True))
 
 
 def outline_localities(pack: Pack) -> tuple[Tree, ...]:
@@ -54,6 +119,9 @@ def _fit(pack: Pack, buffer: Buffer) -> tuple[Tree, Metrics]:
         params, metrics = locality.fit(params, pairs, key_fit, see)
         return params, metrics | diagnose(locality, params, pairs, key_diagnose, see)
 
+    environment = pack.lead.environment
+    if environment.codes() is None and len(environment.spec.observation_shape) > 1:
+        return jax.lax.map(fit, pack.streams.locality)  # the pictures of one fill the machine
     return jax.vmap(fit)(pack.streams.locality)
 
 

@@ -52,14 +52,15 @@ def run(
     folder: Path,
     *,
     checkpoint_seconds: float = 120.0,
+    localities: Path | None = None,
     watch: Callable[[Event], None] = silent,
 ) -> None:
-    """Runs, or goes on running, the pack in the folder."""
+    """Runs, or goes on running, the pack in the folder; `localities` keeps what it fits."""
     loop.check(pack)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder):
-            _Execution(pack, folder, checkpoint_seconds, watch).go()
+            _Execution(pack, folder, checkpoint_seconds, localities, watch).go()
     except OSError as error:
         raise LofoError(
             f"cannot write to {folder} ({error.strerror or error}): what was written before is "
@@ -74,6 +75,7 @@ class _Execution:
     pack: Pack
     folder: Path
     checkpoint_seconds: float
+    localities: Path | None
     watch: Callable[[Event], None]
 
     def go(self) -> None:
@@ -101,7 +103,9 @@ class _Execution:
                 f"{self.folder} holds rows but no checkpoint: move them or choose another --out"
             )
         localities, metrics = fitting.fit_localities(
-            self.pack, lambda message: self.watch(Event(message, 0, self.pack.num_steps))
+            self.pack,
+            lambda message: self.watch(Event(message, 0, self.pack.num_steps)),
+            self.localities,
         )
         runs = loop.init(self.pack, localities)
         recorder = Recorder(self.folder, 0)

@@ -1,0 +1,61 @@
+"""`lofo fit`: learned localities, fitted and looked at before a run is spent on them."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lofo.experiments import find
+from lofo.experiments.provenance import provenance
+from lofo.experiments.survey import survey
+from lofo.options import parse_seeds
+from lofo.types import LofoError
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fits the learned locality of runs, keeps it for `lofo run --localities`, and measures it.
+
+    Prints distances of states one action apart, of random pairs, of neighbouring cells of the map
+    and of the looks within a cell, and how many states each radius would remember.
+    """
+
+    ids: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Names from `lofo list` with a learned locality."""
+    seeds: str = "0"
+    """Which seeds, like 0-9 or 0,2,5."""
+    out: Path = Path("runs/localities")
+    """Where fitted localities and what was measured are kept."""
+
+    def go(self) -> None:
+        if not self.ids:
+            raise LofoError("name at least one run; `lofo list` shows them")
+        for name in self.ids:
+            experiment = replace(find(name), seeds=parse_seeds(self.seeds))
+            told = survey(experiment, self.out)
+            record = {"run": name, **provenance(), "seeds": told}
+            file = self.out / f"{name.replace('/', '-')}.json"
+            file.write_text(json.dumps(record, indent=1) + "\n")
+            print(name)
+            for seed, found in told.items():
+                print(f"  seed {seed}\n{_table(found)}")
+            print(f"  {file}")
+
+
+def _table(found: dict[str, Any]) -> str:
+    """Distances by their quantiles, then what each radius remembers."""
+    distances = found["distances"]
+    kinds = [kind for kind in ("step", "cell", "look", "pair") if f"{kind}_q50" in distances]
+    quantiles = (1, 25, 50, 75, 99)
+    words = {"step": "one action apart", "cell": "neighbouring cells", "pair": "random pairs"}
+    lines = ["    distance of            " + "".join(f"{f'{q} %':>10}" for q in quantiles)]
+    for kind in kinds:
+        values = "".join(f"{distances[f'{kind}_q{q}']:10.4f}" for q in quantiles)
+        lines.append(f"    {words.get(kind, 'looks within a cell'):23}{values}")
+    lines.append(f"    {'radius':>10}{'after the walk':>20}{'after the run':>20}")
+    lines += [
+        f"    {r['radius']:10.4f}{r['after_walk']:20,}{r['after_run']:20,}" for r in found["radii"]
+    ]
+    return "\n".join(lines)

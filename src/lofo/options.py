@@ -1,0 +1,28 @@
+"""Options as a person writes them."""
+
+from fractions import Fraction
+
+from lofo.types import LofoError
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`0-9`, `3`, `0,2,5-7`: seeds as a person writes them."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, *last = map(int, part.split("-"))
+            (end,) = last or (first,)
+            if not first <= end < 2**32:
+                raise ValueError(f"{part} is no range of numbers below 2**32")
+            seeds += range(first, end + 1)
+    except ValueError as error:
+        raise LofoError(f"seeds are written like 0-9 or 0,2,5, got {text!r}") from error
+    return tuple(seeds)
+
+
+def parse_fraction(text: str) -> float:
+    """`0.2`, `1/3`: a fraction as a person writes it."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError) as error:
+        raise LofoError(f"--fraction is written like 0.2 or 1/3, got {text!r}") from error

@@ -1,0 +1,143 @@
+"""Fitted localities that are kept, and what a survey tells of one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conftest import tiny_pack
+from lofo import cli, localities
+from lofo.buffers import Local
+from lofo.environments import MountainCar
+from lofo.experiments import Experiment, Pack, find, fitting, loop, run
+from lofo.experiments.survey import survey
+from lofo.locality import Contrastive, Handcrafted
+from lofo.networks import linear
+from lofo.types import LofoError
+
+
+def learned(seeds: tuple[int, ...]) -> Pack:
+    """The tiny pack's first run with a locality that is learnt in a moment."""
+    lead = tiny_pack().lead
+    shape = lead.environment.spec.observation_shape
+    locality = Contrastive(linear(2), shape, size=2, num_negatives=4, batch_size=8, num_epochs=1)
+    buffer = replace(lead.buffer, locality=locality, locality_steps=32)
+    return Pack((replace(lead, buffer=buffer, seeds=seeds),))
+
+
+def fit(pack: Pack, shelf: Path | None) -> tuple[list[np.ndarray], list[str]]:
+    """The parameters, and what was announced."""
+    said: list[str] = []
+    (params,), _ = fitting.fit_localities(pack, said.append, shelf)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(params)], said
+
+
+def test_what_lies_on_the_shelf_is_taken_and_only_the_rest_is_fitted(tmp_path: Path) -> None:
+    plain, said = fit(learned((0, 1)), None)
+    assert said and not list(tmp_path.iterdir())
+    first, said = fit(learned((0, 1)), tmp_path)
+    assert said and len(list(tmp_path.iterdir())) == 2
+    again, said = fit(learned((0, 1)), tmp_path)
+    assert not said
+    more, said = fit(learned((1, 2, 0)), tmp_path)
+    assert said and len(list(tmp_path.iterdir())) == 3
+    for a, b, c, d in zip(plain, first, again, more, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5)
+        np.testing.assert_array_equal(c, b)
+        np.testing.assert_array_equal(d[[2, 0]], b)
+        assert not np.array_equal(d[1], d[0])
+
+
+def test_other_settings_and_other_worlds_lie_apart() -> None:
+    pack = learned((0,))
+    buffer, name = pack.lead.buffer, fitting.shelf_name(pack, pack.lead.buffer, 0)
+    bigger = replace(pack.lead.environment, size=5)
+    others = {
+        fitting.shelf_name(pack, buffer, 1),
+        fitting.shelf_name(pack, replace(buffer, locality_steps=33), 0),
+        fitting.shelf_name(pack, replace(buffer, locality=replace(buffer.locality, size=3)), 0),
+        fitting.shelf_name(Pack((replace(pack.lead, environment=bigger),)), buffer, 0),
+    }
+    assert len(others | {name}) == 5
+    assert fitting.shelf_name(pack, replace(buffer, rule=Local(0.1, 7), capacity=9), 0) == name
+
+
+def test_a_failed_fit_is_not_kept_and_a_damaged_one_is_a_sentence(tmp_path: Path) -> None:
+    pack = learned((0,))
+    buffer = replace(
+        pack.lead.buffer, locality=replace(pack.lead.buffer.locality, learning_rate=jnp.inf)
+    )
+    fit(Pack((replace(pack.lead, buffer=buffer),)), tmp_path)
+    assert not list(tmp_path.iterdir())
+    fit(pack, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(LofoError, match="is damaged"):
+        fit(pack, tmp_path)
+
+
+def test_a_run_asks_the_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path | None] = []
+
+    def refuse(pack: Pack, announce: object, shelf: Path | None) -> None:
+        asked.append(shelf)
+        raise LofoError("enough seen")
+
+    monkeypatch.setattr(fitting, "fit_localities", refuse)
+    monkeypatch.setattr(loop, "check", lambda pack: None)
+    with pytest.raises(LofoError, match="enough seen"):
+        run(tiny_pack(), tmp_path, localities=tmp_path / "shelf")
+    assert asked == [tmp_path / "shelf"]
+
+
+def car(locality: Handcrafted) -> Experiment:
+    experiment = find("mountaincar/dyna_q/lofo-handcrafted")
+    buffer = replace(experiment.buffer, locality=locality, locality_steps=100)
+    return replace(experiment, buffer=buffer, seeds=(3,))
+
+
+def test_a_survey_against_numbers_by_hand() -> None:
+    world = MountainCar()
+    chart = world.chart()
+    left, right, bottom, top = chart.extent
+    across, up = (right - left) / chart.shape[1], (top - bottom) / chart.shape[0]
+    told = survey(car(Handcrafted((1.0, 100.0))))[3]
+    gaps = sorted([across, 100 * up])
+    assert told["distances"]["cell_q1"] == pytest.approx(gaps[0], rel=1e-4)
+    assert told["distances"]["cell_q99"] == pytest.approx(gaps[1], rel=1e-4)
+    assert "look_q50" not in told["distances"]  # its looks are actions of one state
+    radii = told["radii"]
+    assert [r["radius"] for r in radii] == sorted(r["radius"] for r in radii)
+    assert any(r["radius"] == 0.01 for r in radii)  # the run's own
+    remembered = [r["after_walk"] for r in radii]
+    assert remembered == sorted(remembered, reverse=True)  # a larger radius remembers less
+    assert all(r["after_run"] >= r["after_walk"] for r in radii)
+
+
+def test_the_command_prints_and_keeps_what_it_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = survey(car(Handcrafted((1.0, 100.0))))
+    monkeypatch.setattr(localities, "survey", lambda experiment, shelf: told)
+    cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "one action apart" in printed and "after the run" in printed
+    (file,) = tmp_path.glob("*.json")
+    record = json.loads(file.read_text())
+    assert record["run"] == "mountaincar/dyna_q/lofo" and record["seeds"]["3"]["radii"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [([], "name at least one run"), (["demo/fifo-all"], "learns no locality")],
+)
+def test_what_cannot_be_fitted_is_a_sentence(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["fit", *words])
+    assert reason in capsys.readouterr().err
