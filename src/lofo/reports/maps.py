@@ -152,7 +152,7 @@ def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
         shown = np.where(is_empty, low / 10, values)
         _fill(grid, cell, shown, scale, notes)
     bar = _colour_bar(grid, scale, "neither")
-    bar.set_label(f"samples per cell (grey: none, {_signs(cells)})")
+    bar.set_label(f"samples per cell\n(grey: none, {_signs(cells)})")
     spell_out(bar.ax.yaxis)
     return grid.figure
 
@@ -172,7 +172,7 @@ def _plot_rewards(title: str, truth: list[Cell], cells: list[Cell], marks: Landm
         notes = [f"from {least:.2f} to {most:.2f}", *([", ".join(at)] if at else [])]
         _fill(grid, cell, values, scale, notes)
     bar = _colour_bar(grid, scale, "both")
-    bar.set_label(f"reward ({_signs(cells)})")
+    bar.set_label(f"reward\n({_signs(cells)})")
     return grid.figure
 
 
