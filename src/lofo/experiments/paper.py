@@ -66,7 +66,13 @@ MOUNTAINCAR_READINGS = {
 }
 # A cure, beside the faithful runs, for plans that circle a goal (docs/reproduce.md).
 MOUNTAINCAR_CURE = replace(MOUNTAINCAR_AGENT, reward_at_end=True)
-MOUNTAINCAR_CURED = ("lofo", "lofo-handcrafted", "fifo-4.5e6", "fifo-3e5", "reservoir-3e4")
+MOUNTAINCAR_CURED = {
+    **{
+        name: MOUNTAINCAR_BUFFERS[name][1]
+        for name in ("lofo", "lofo-handcrafted", "fifo-4.5e6", "fifo-3e5", "reservoir-3e4")
+    },
+    **{name: MOUNTAINCAR_SAMPLERS[name] for name in ("lofo-by_error", "lofo-by_reward")},
+}
 
 # The demo: MiniGridLoCA seen as symbols, small enough for a laptop; not a run of the paper.
 DEMO_WORLD = MiniGrid()
@@ -145,8 +151,7 @@ REGISTRY: dict[str, Experiment] = {
                 MOUNTAINCAR_CURE,
                 replace(buffer, name=f"{buffer.name}, reward at end"),
             )
-            for name in MOUNTAINCAR_CURED
-            for _, buffer in [MOUNTAINCAR_BUFFERS[name]]
+            for name, buffer in MOUNTAINCAR_CURED.items()
         ),
         *(
             _mountaincar(name, "none: another reading of a gap", agent, _LOFO)
