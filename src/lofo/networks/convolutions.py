@@ -42,11 +42,9 @@ def spread(x: Array, weight: Array, stride: int) -> Array:
     reach = -(-kernel // stride)  # blocks of `stride` that a kernel covers
     num_laid = height * width * kernel**2 * out
     num_collected = (height + reach - 1) * (width + reach - 1) * reach**2 * depth
-    if num_collected < num_laid and height * width > 1:
+    if num_collected < num_laid:
         return _collect(x, weight, stride)
     kernels = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
-    if height == width == 1:  # nothing overlaps
-        return kernels[:, 0, 0].astype(jnp.float32)
     return _overlay(kernels, stride)
 
 

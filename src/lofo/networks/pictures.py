@@ -151,14 +151,15 @@ class TransposedCNN:
         return tuple(layers), self.picture_shape
 
     def apply(self, params: Tree, x: Array) -> Array:
-        batch_shape = x.shape[:-1]
-        x = x.reshape(-1, 1, 1, x.shape[-1])
-        for k, (layer, stride) in enumerate(zip(params, self.strides, strict=True)):
-            # the first layer is weights above all, and sees the vector as it is: float32
-            x = spread(x, layer["weight"].astype(x.dtype), stride) + layer["bias"]
-            if k < len(params) - 1:
-                x = ACTIVATIONS[self.activation](x.astype(self.dtype))
-        return x.reshape(*batch_shape, *x.shape[1:])
+        # One pixel spreads one kernel: a product, of weights above all, and so in float32.
+        first, *rest = params
+        shape = first["weight"].shape[1:]
+        drawn = (x @ first["weight"].reshape(x.shape[-1], -1)).reshape(*x.shape[:-1], *shape)
+        drawn = (drawn + first["bias"]).reshape(-1, *shape)
+        for layer, stride in zip(rest, self.strides[1:], strict=True):
+            y = ACTIVATIONS[self.activation](drawn.astype(self.dtype))
+            drawn = spread(y, layer["weight"].astype(self.dtype), stride) + layer["bias"]
+        return drawn.reshape(*x.shape[:-1], *drawn.shape[1:])
 
 
 def reads_pictures(network: Network) -> bool:
