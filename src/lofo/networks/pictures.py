@@ -77,8 +77,7 @@ class CNN:
             return self._apply_once(params, x)
         y = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
         for layer, stride in zip(params, self.strides, strict=True):
-            y = convolve(y, layer["weight"].astype(self.dtype), stride) + layer["bias"]
-            y = ACTIVATIONS[self.activation](y.astype(self.dtype))
+            y = convolve(y, layer["weight"], layer["bias"], stride, self.activation)
         return y.reshape(*x.shape[:-3], -1).astype(jnp.float32)
 
     def _apply_once(self, params: Tree, x: Picked) -> Array:
@@ -155,11 +154,13 @@ class TransposedCNN:
         first, *rest = params
         shape = first["weight"].shape[1:]
         drawn = (x @ first["weight"].reshape(x.shape[-1], -1)).reshape(*x.shape[:-1], *shape)
-        drawn = (drawn + first["bias"]).reshape(-1, *shape)
-        for layer, stride in zip(rest, self.strides[1:], strict=True):
-            y = ACTIVATIONS[self.activation](drawn.astype(self.dtype))
-            drawn = spread(y, layer["weight"].astype(self.dtype), stride) + layer["bias"]
-        return drawn.reshape(*x.shape[:-1], *drawn.shape[1:])
+        drawn = (drawn + first["bias"]).reshape(-1, *shape).astype(self.dtype)
+        if rest:
+            drawn = ACTIVATIONS[self.activation](drawn)
+        for k, (layer, stride) in enumerate(zip(rest, self.strides[1:], strict=True), start=1):
+            activation: Activation = self.activation if k < len(rest) else "none"
+            drawn = spread(drawn, layer["weight"], layer["bias"], stride, activation)
+        return drawn.reshape(*x.shape[:-1], *drawn.shape[1:]).astype(jnp.float32)
 
 
 def reads_pictures(network: Network) -> bool:
