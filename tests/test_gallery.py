@@ -31,7 +31,7 @@ from lofo.networks import (
     see_through,
 )
 from lofo.networks.convolutions import spread
-from lofo.networks.gallery import atlas, look_up
+from lofo.networks.gallery import add_up, atlas, look_up
 from lofo.types import Batch, Transition
 
 KEY = jax.random.key(0)
@@ -79,6 +79,18 @@ def test_looking_up_has_the_gradient_of_indexing() -> None:
     found = jax.grad(lambda t: (look_up(t, rows) ** 2 * weight).sum())(table)
     expected = jax.grad(lambda t: (t[rows] ** 2 * weight).sum())(table)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_adding_up_has_the_gradient_of_indexing() -> None:
+    tables = jax.random.normal(KEY, (2, 5, 3))
+    rows = jnp.array([[0, 4], [2, 0], [0, 4], [3, 3]])
+    weight = jax.random.normal(jax.random.key(1), (4, 3))
+
+    def ask(function: Any) -> Any:
+        return jax.value_and_grad(lambda t: (function(t) ** 2 * weight).sum())(tables)
+
+    plain = ask(lambda t: t[0][rows[:, 0]] + t[1][rows[:, 1]])
+    assert_close(ask(lambda t: add_up(t, rows)), plain, 1e-6)
 
 
 def test_the_paper_s_encoders_read_rows_as_they_read_pictures() -> None:

@@ -23,7 +23,7 @@ from lofo.networks.blocks import (
     draw_layer,
 )
 from lofo.networks.convolutions import convolve, spread
-from lofo.networks.gallery import Picked, atlas, look_up, see_through
+from lofo.networks.gallery import Picked, add_up, atlas, look_up, see_through
 from lofo.types import Array, Key, Tree
 
 DType = Literal["float32", "bfloat16"]
@@ -83,17 +83,15 @@ class CNN:
     def _apply_once(self, params: Tree, x: Picked) -> Array:
         """The same, asked once for every distinct patch; that is little, and always float32."""
         found = atlas(x.gallery, self.kernels, self.strides)
-        answers = self._answer(params[0], see_through(x.scaling, jnp.asarray(found.patches)))
-        for layer, links in zip(params[1:], found.links, strict=True):
-            answers = self._answer(layer, look_up(answers, jnp.asarray(links)))
+        activate = ACTIVATIONS[self.activation]
+        first, *rest = params
+        patches = see_through(x.scaling, jnp.asarray(found.patches)).reshape(len(found.patches), -1)
+        answers = activate(patches @ first["weight"].reshape(patches.shape[-1], -1) + first["bias"])
+        for layer, links in zip(rest, found.links, strict=True):
+            said = answers @ layer["weight"].reshape(-1, *layer["weight"].shape[2:])
+            answers = activate(add_up(said, jnp.asarray(links)) + layer["bias"])
         places = jnp.asarray(found.places)[x.rows]
         return look_up(answers, places).reshape(*x.rows.shape, -1)
-
-    def _answer(self, layer: Tree, patches: Array) -> Array:
-        weight = layer["weight"].reshape(-1, layer["weight"].shape[-1])
-        return ACTIVATIONS[self.activation](
-            patches.reshape(len(patches), -1) @ weight + layer["bias"]
-        )
 
 
 @dataclass(frozen=True)
