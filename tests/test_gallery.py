@@ -31,7 +31,7 @@ from lofo.networks import (
     see_through,
 )
 from lofo.networks.convolutions import spread
-from lofo.networks.gallery import atlas, look_up
+from lofo.networks.gallery import add_up, atlas, look_up
 from lofo.types import Batch, Transition
 
 KEY = jax.random.key(0)
@@ -81,6 +81,18 @@ def test_looking_up_has_the_gradient_of_indexing() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_adding_up_has_the_gradient_of_indexing() -> None:
+    tables = jax.random.normal(KEY, (2, 5, 3))
+    rows = jnp.array([[0, 4], [2, 0], [0, 4], [3, 3]])
+    weight = jax.random.normal(jax.random.key(1), (4, 3))
+
+    def ask(function: Any) -> Any:
+        return jax.value_and_grad(lambda t: (function(t) ** 2 * weight).sum())(tables)
+
+    plain = ask(lambda t: t[0][rows[:, 0]] + t[1][rows[:, 1]])
+    assert_close(ask(lambda t: add_up(t, rows)), plain, 1e-6)
+
+
 def test_the_paper_s_encoders_read_rows_as_they_read_pictures() -> None:
     """Value and gradient, for two networks side by side, to 1e-5 of the largest number."""
     params = jax.vmap(lambda k: MINIGRID_ENCODER.init(k, (80, 80, 3))[0])(jax.random.split(KEY))
@@ -103,21 +115,24 @@ def test_the_paper_s_encoders_read_rows_as_they_read_pictures() -> None:
 def test_spreading_is_the_transposed_convolution_of_lax(
     kernel: int, stride: int, depth: int, out: int
 ) -> None:
-    """Value and both gradients, to 1e-5 of the largest number, by either way."""
-    keys = jax.random.split(KEY, 3)
+    """Value and all gradients, to 1e-5 of the largest number, by either way."""
+    keys = jax.random.split(KEY, 4)
     x = jax.random.normal(keys[0], (2, 4, 3, depth))
     weight = jax.random.normal(keys[1], (depth, kernel, kernel, out))
 
-    def plain(x: jax.Array, weight: jax.Array) -> jax.Array:
+    bias = jax.random.normal(keys[3], (out,))
+
+    def plain(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         turned = jnp.moveaxis(weight, 0, 2)[::-1, ::-1]
         strides = stride, stride
         drawn = jax.lax.conv_transpose(x, turned, strides, "VALID", dimension_numbers=LAYOUT)
         # where a stride exceeds the kernel, lax draws the gap behind the last one too
-        return drawn[:, : 3 * stride + kernel, : 2 * stride + kernel]
+        return drawn[:, : 3 * stride + kernel, : 2 * stride + kernel] + bias
 
-    ours = partial(spread, stride=stride)
-    light = jax.random.normal(keys[2], ours(x, weight).shape)
-    for form in (lambda f: f(x, weight), lambda f: jax.grad(shade(f, light), (0, 1))(x, weight)):
+    ours = partial(spread, stride=stride, activation="none")
+    given = x, weight, bias
+    light = jax.random.normal(keys[2], plain(*given).shape)
+    for form in (lambda f: f(*given), lambda f: jax.grad(shade(f, light), (0, 1, 2))(*given)):
         assert_close(jax.jit(lambda form=form: form(ours))(), form(plain), 1e-5)
 
 

@@ -300,15 +300,20 @@ def plain_model(model: Any, x: jax.Array, action: jax.Array) -> tuple[jax.Array,
     hot = jnp.eye(3)[action]
     joined = [jnp.concatenate([plain_encode(e, x), hot], 1) for e in model.encoders]
     first, second = model.decoder
-    hidden = jnp.einsum("nc,cabo->nabo", joined[0], first["weight"]) + first["bias"]
+    hidden = jnp.einsum("nc,cabo->nabo", joined[0], whole(first)["weight"]) + first["bias"]
     drawn = jax.lax.conv_transpose(
         jnp.maximum(hidden, 0), turned(second["weight"]), (2, 2), "VALID", dimension_numbers=LAYOUT
     )
     reward, logit = (
-        plain_dense((*head[0], *head[1]), j)[:, 0]
+        plain_dense((whole(head[0][0]), *head[0][1:], *head[1]), j)[:, 0]
         for head, j in zip(model.heads, joined[1:], strict=True)
     )
     return x + drawn + second["bias"], reward, logit
+
+
+def whole(layer: Any) -> Any:
+    """A layer with the weights of the action behind those of the picture."""
+    return layer | {"weight": jnp.concatenate([layer["weight"], layer["action"]])}
 
 
 def plain_loss(model: Any, items: Transition, known: jax.Array) -> jax.Array:
@@ -422,12 +427,13 @@ def test_the_paper_s_networks_and_numbers() -> None:
 
     def sizes(params: Any) -> list[tuple[int, ...]]:
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        return [leaf.shape for path, leaf in leaves if "weight" in str(path[-1])]
+        return [leaf.shape for path, leaf in leaves if "bias" not in str(path[-1])]
 
     encoder = [(8, 8, 3, 32), (3, 3, 32, 64), (3, 3, 64, 64)]
     assert sizes(state.model.encoders) == [(3, *shape) for shape in encoder]
-    assert sizes(state.model.decoder) == [(1027, 6, 6, 64), (64, 6, 6, 32), (32, 5, 5, 3)]
-    assert sizes(state.model.heads) == [(2, 1027, 512), (2, 512, 1)]
+    assert sizes(state.model.decoder[0]) == [(3, 6, 6, 64), (1024, 6, 6, 64)]
+    assert sizes(state.model.decoder[1:]) == [(64, 6, 6, 32), (32, 5, 5, 3)]
+    assert sizes(state.model.heads) == [(2, 3, 512), (2, 1024, 512), (2, 512, 1)]
     assert sizes(state.value) == [*encoder, (1024, 512), (512, 3)]
     assert sizes(jax.eval_shape(MINIGRID_LOCALITY.init, KEY)) == [*encoder, (1024, 512), (512, 16)]
     told = describe(REGISTRY["minigrid/dyna_q/lofo"])

@@ -15,13 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from conftest import Finished, program_counts, values
+from conftest import Finished, program_counts, tiny_pack, values
 from lofo.agents import PlaNet
 from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
 from lofo.environments import MiniGrid, Task
-from lofo.experiments import REGISTRY, Buffer, Experiment, Pack, Phase, Schedule, loop, run, shorten
+from lofo.experiments import (
+    REGISTRY,
+    Buffer,
+    Experiment,
+    Pack,
+    Phase,
+    Schedule,
+    loop,
+    memory,
+    run,
+    shorten,
+)
 from lofo.experiments import evaluate as evaluate_episodes
 from lofo.experiments.checkpoint import load
 from lofo.experiments.experiment import configuration
@@ -308,6 +319,16 @@ def test_fifo_holds_exactly_the_last_rows(finished: Finished) -> None:
         assert_same(replay.index.stamp[seed][order], np.arange(37, capacity + 37))
         codes = pack.buffers[1].replay.items(replay).observation[seed]
         assert_same(codes[order], np.stack(seen)[37:, seed])
+
+
+def test_listed_codes_are_placed_beforehand() -> None:
+    pack = tiny_pack()
+    places, none = memory.place_all(pack, ((), ()))
+    world, locality = pack.lead.environment, pack.lead.buffer.locality
+    codes = world.codes()
+    assert locality is not None and places is not None and codes is not None and none is None
+    assert places.shape == (2, len(codes), pack.lead.buffer.embedding_size)
+    np.testing.assert_allclose(places[1], locality.embed((), world.decode(codes)), atol=1e-6)
 
 
 def test_memories_live_as_long_as_an_episode() -> None:

@@ -58,16 +58,16 @@ def advance(
 ) -> tuple[Runs, Tally]:
     """Runs the cycles; warm-up acts at random and learns nothing."""
     per_cycle = pack.lead.schedule.steps_per_update
+    places = memory.place_all(pack, runs.localities)  # once, for localities learn nothing here
+    interact = partial(_interact, pack, places, task, is_random=is_warmup)
 
     def body(cycle: Array, carry: tuple[Runs, Tally]) -> tuple[Runs, Tally]:
         runs, tally = carry
         step = first_step + cycle * per_cycle
         if per_cycle == 1:  # no loop within the loop: the compiler then shares the step's keys
-            runs = _interact(pack, runs, task, step, is_warmup)
+            runs = interact(runs, step)
         else:
-            runs = jax.lax.fori_loop(
-                0, per_cycle, lambda i, r: _interact(pack, r, task, step + i, is_warmup), runs
-            )
+            runs = jax.lax.fori_loop(0, per_cycle, lambda i, r: interact(r, step + i), runs)
         if is_warmup:
             return runs, tally
         runs, metrics = _learn(pack, runs, step)
@@ -80,7 +80,15 @@ def advance(
     return pack.leave(runs), tally
 
 
-def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) -> Runs:
+def _interact(
+    pack: Pack,
+    places: tuple[Array | None, ...],
+    task: Task,
+    runs: Runs,
+    step: Array,
+    *,
+    is_random: bool,
+) -> Runs:
     environment, agent = pack.lead.environment, pack.learner
     keys = pack.tile(_step_keys(runs.streams, step))
     observations = environment.decode(runs.codes)
@@ -101,6 +109,7 @@ def _interact(pack: Pack, runs: Runs, task: Task, step: Array, is_random: bool) 
             buffer,
             (runs.replays[k], runs.samplers[k]),
             runs.localities[k],
+            places[k],
             *pack.part((lived, keys.add), k),
         )
         for k, buffer in enumerate(pack.buffers)

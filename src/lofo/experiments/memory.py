@@ -11,6 +11,8 @@ from lofo.experiments.experiment import Buffer
 from lofo.experiments.pack import Pack
 from lofo.types import Array, Batch, Key, Step, TimeStep, Transition, Tree
 
+CHUNK = 256  # observations that are embedded at a time
+
 
 class Lived(NamedTuple):
     """One step of every run, leaves [R, ...]."""
@@ -47,8 +49,35 @@ def _example(pack: Pack, buffer: Buffer) -> Transition | Step:
     return Transition(code, action, jnp.float32(0), no, code)
 
 
+def place_all(pack: Pack, localities: tuple[Tree, ...]) -> tuple[Array | None, ...]:
+    """Where all that a world shows lies, [S, codes, size] for each buffer that asks.
+
+    None where the codes are not listed: then every step embeds what it sees.
+    """
+    environment = pack.lead.environment
+    codes = environment.codes()
+
+    def place(buffer: Buffer, locality: Tree) -> Array | None:
+        if codes is None or not buffer.embedding_size:
+            return None
+        assert buffer.locality is not None
+        embed, see = buffer.locality.embed, environment.decode
+
+        def place_own(own: Tree) -> Array:
+            return jax.lax.map(lambda code: embed(own, see(code)), codes, batch_size=CHUNK)
+
+        return jax.vmap(place_own, axis_size=pack.num_seeds)(locality)
+
+    return tuple(map(place, pack.buffers, localities))
+
+
 def remember(
-    buffer: Buffer, memory: tuple[ReplayState, Tree], locality: Tree, lived: Lived, keys: Key
+    buffer: Buffer,
+    memory: tuple[ReplayState, Tree],
+    locality: Tree,
+    places: Array | None,
+    lived: Lived,
+    keys: Key,
 ) -> tuple[ReplayState, Tree]:
     """One buffer's runs with one more step, and where an episode ended, with its closing row."""
     replay, sampler = memory
@@ -65,7 +94,10 @@ def remember(
         )
     if buffer.embedding_size:
         assert buffer.locality is not None
-        embeddings = jax.vmap(buffer.locality.embed)(locality, lived.observations)
+        if places is None:
+            embeddings = jax.vmap(buffer.locality.embed)(locality, lived.observations)
+        else:
+            embeddings = jax.vmap(lambda table, code: table[code])(places, lived.codes)
         replay, starts = jax.vmap(buffer.replay.place)(replay, items, embeddings, keys)
     else:
         place = jax.vmap(lambda s, i, k: buffer.replay.place(s, i, None, k))

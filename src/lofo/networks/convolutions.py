@@ -2,6 +2,9 @@
 
 `lax` has convolutions of its own, but `vmap` over their weights, which is how runs share a program,
 makes grouped convolutions of them, and those are slow; `vmap` over a product is a batched product.
+On a GPU, pictures in bfloat16 have kernels that need no patches: `patchless`.
+
+Products add in float32, and outcomes have the dtype of what came in.
 """
 
 import functools
@@ -11,12 +14,16 @@ import math
 import jax
 import jax.numpy as jnp
 
+from lofo.networks import patchless
+from lofo.networks.blocks import ACTIVATIONS, Activation
 from lofo.types import Array
 
 
-def convolve(x: Array, weight: Array, stride: int) -> Array:
-    """Pictures [N, H, W, C] with a kernel [k, k, C, O], without padding, to float32."""
+def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Activation) -> Array:
+    """Pictures [N, H, W, C] with a kernel [k, k, C, O] and a bias [O], without padding."""
     kernel, _, depth, out = weight.shape
+    if patchless.suits(x, out, activation):
+        return patchless.convolve(x, weight, bias, stride, activation)
     block = math.gcd(kernel, stride)  # pixels that always move together
     num, step = kernel // block, stride // block
     height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
@@ -26,12 +33,13 @@ def convolve(x: Array, weight: Array, stride: int) -> Array:
         for i in range(num)
         for j in range(num)
     ]
-    flat = weight.reshape(num, block, num, block, depth, out).transpose(0, 2, 1, 3, 4, 5)
-    product = jnp.concatenate(patches, axis=-1) @ flat.reshape(-1, out)
-    return product.astype(jnp.float32)
+    flat = weight.astype(x.dtype).reshape(num, block, num, block, depth, out)
+    flat = flat.transpose(0, 2, 1, 3, 4, 5).reshape(-1, out)
+    product = jnp.concatenate(patches, axis=-1) @ flat
+    return _finish(product, bias, activation)
 
 
-def spread(x: Array, weight: Array, stride: int) -> Array:
+def spread(x: Array, weight: Array, bias: Array, stride: int, activation: Activation) -> Array:
     """The transposed convolution of [N, H, W, C] with [C, k, k, O]: each pixel spreads a kernel.
 
     Either the kernels are made and laid over each other, or what reaches a block of the outcome is
@@ -39,15 +47,22 @@ def spread(x: Array, weight: Array, stride: int) -> Array:
     """
     depth, kernel, _, out = weight.shape
     count, height, width, _ = x.shape
+    if patchless.suits(x, depth, activation):
+        return patchless.spread(x, weight, bias, stride, activation)
+    weight = weight.astype(x.dtype)
     reach = -(-kernel // stride)  # blocks of `stride` that a kernel covers
     num_laid = height * width * kernel**2 * out
     num_collected = (height + reach - 1) * (width + reach - 1) * reach**2 * depth
-    if num_collected < num_laid and height * width > 1:
-        return _collect(x, weight, stride)
+    if num_collected < num_laid:
+        return _finish(_collect(x, weight, stride), bias, activation)
     kernels = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
-    if height == width == 1:  # nothing overlaps
-        return kernels[:, 0, 0].astype(jnp.float32)
-    return _overlay(kernels, stride)
+    return _finish(_overlay(kernels, stride).astype(x.dtype), bias, activation)
+
+
+def _finish(product: Array, bias: Array, activation: Activation) -> Array:
+    """Bias and activation, in the product's dtype."""
+    found = product.astype(jnp.float32) + bias
+    return ACTIVATIONS[activation](found.astype(product.dtype))
 
 
 def _collect(x: Array, weight: Array, stride: int) -> Array:
@@ -67,7 +82,7 @@ def _collect(x: Array, weight: Array, stride: int) -> Array:
     weight = jnp.pad(weight, ((0, 0), (0, rest), (0, rest), (0, 0)))
     weight = weight.reshape(depth, num, stride, num, stride, out).transpose(1, 3, 0, 2, 4, 5)
     blocks = jnp.concatenate(reaching, axis=-1) @ weight.reshape(num * num * depth, -1)
-    blocks = blocks.astype(jnp.float32).reshape(count, height, width, stride, stride, out)
+    blocks = blocks.reshape(count, height, width, stride, stride, out)
     return _join(blocks)[:, :rows, :columns]
 
 

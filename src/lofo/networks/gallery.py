@@ -110,6 +110,30 @@ def _look_up_back(seen: tuple[Array, Array], change: Array) -> tuple[Array, None
 look_up.defvjp(_look_up_forth, _look_up_back)
 
 
+@jax.custom_vjp
+def add_up(tables: Array, rows: Array) -> Array:
+    """The sums [num, size] of one row of every table [tables, rows, size], told by [num, tables].
+
+    What patches have in common can so be multiplied before it is looked up, and the way back adds
+    up what asked for a row before it multiplies: the products are a few times smaller either way.
+    """
+    return sum((table[own] for table, own in zip(tables, rows.T, strict=True)), jnp.float32(0))
+
+
+def _add_up_forth(tables: Array, rows: Array) -> tuple[Array, tuple[Array, Array]]:
+    return add_up(tables, rows), (tables, rows)
+
+
+def _add_up_back(seen: tuple[Array, Array], change: Array) -> tuple[Array, None]:
+    tables, rows = seen
+    num_tables, num, _ = tables.shape
+    is_row = jax.nn.one_hot(rows.T, num, axis=1, dtype=change.dtype)  # [tables, rows, num]
+    return (is_row.reshape(num_tables * num, -1) @ change).reshape(tables.shape), None
+
+
+add_up.defvjp(_add_up_forth, _add_up_back)
+
+
 def _tell_apart(x: np.ndarray, kernel: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct patches of [N, H, W, ...], and which of them lies where [N, H', W']."""
     windows = np.lib.stride_tricks.sliding_window_view(x, (kernel, kernel), axis=(1, 2))

@@ -23,7 +23,7 @@ from lofo.networks.blocks import (
     draw_layer,
 )
 from lofo.networks.convolutions import convolve, spread
-from lofo.networks.gallery import Picked, atlas, look_up, see_through
+from lofo.networks.gallery import Picked, add_up, atlas, look_up, see_through
 from lofo.types import Array, Key, Tree
 
 DType = Literal["float32", "bfloat16"]
@@ -77,24 +77,21 @@ class CNN:
             return self._apply_once(params, x)
         y = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
         for layer, stride in zip(params, self.strides, strict=True):
-            y = convolve(y, layer["weight"].astype(self.dtype), stride) + layer["bias"]
-            y = ACTIVATIONS[self.activation](y.astype(self.dtype))
+            y = convolve(y, layer["weight"], layer["bias"], stride, self.activation)
         return y.reshape(*x.shape[:-3], -1).astype(jnp.float32)
 
     def _apply_once(self, params: Tree, x: Picked) -> Array:
         """The same, asked once for every distinct patch; that is little, and always float32."""
         found = atlas(x.gallery, self.kernels, self.strides)
-        answers = self._answer(params[0], see_through(x.scaling, jnp.asarray(found.patches)))
-        for layer, links in zip(params[1:], found.links, strict=True):
-            answers = self._answer(layer, look_up(answers, jnp.asarray(links)))
+        activate = ACTIVATIONS[self.activation]
+        first, *rest = params
+        patches = see_through(x.scaling, jnp.asarray(found.patches)).reshape(len(found.patches), -1)
+        answers = activate(patches @ first["weight"].reshape(patches.shape[-1], -1) + first["bias"])
+        for layer, links in zip(rest, found.links, strict=True):
+            said = answers @ layer["weight"].reshape(-1, *layer["weight"].shape[2:])
+            answers = activate(add_up(said, jnp.asarray(links)) + layer["bias"])
         places = jnp.asarray(found.places)[x.rows]
         return look_up(answers, places).reshape(*x.rows.shape, -1)
-
-    def _answer(self, layer: Tree, patches: Array) -> Array:
-        weight = layer["weight"].reshape(-1, layer["weight"].shape[-1])
-        return ACTIVATIONS[self.activation](
-            patches.reshape(len(patches), -1) @ weight + layer["bias"]
-        )
 
 
 @dataclass(frozen=True)
@@ -151,14 +148,17 @@ class TransposedCNN:
         return tuple(layers), self.picture_shape
 
     def apply(self, params: Tree, x: Array) -> Array:
-        batch_shape = x.shape[:-1]
-        x = x.reshape(-1, 1, 1, x.shape[-1])
-        for k, (layer, stride) in enumerate(zip(params, self.strides, strict=True)):
-            # the first layer is weights above all, and sees the vector as it is: float32
-            x = spread(x, layer["weight"].astype(x.dtype), stride) + layer["bias"]
-            if k < len(params) - 1:
-                x = ACTIVATIONS[self.activation](x.astype(self.dtype))
-        return x.reshape(*batch_shape, *x.shape[1:])
+        # One pixel spreads one kernel: a product, of weights above all, and so in float32.
+        first, *rest = params
+        shape = first["weight"].shape[1:]
+        drawn = (x @ first["weight"].reshape(x.shape[-1], -1)).reshape(*x.shape[:-1], *shape)
+        drawn = (drawn + first["bias"]).reshape(-1, *shape).astype(self.dtype)
+        if rest:
+            drawn = ACTIVATIONS[self.activation](drawn)
+        for k, (layer, stride) in enumerate(zip(rest, self.strides[1:], strict=True), start=1):
+            activation: Activation = self.activation if k < len(rest) else "none"
+            drawn = spread(drawn, layer["weight"], layer["bias"], stride, activation)
+        return drawn.reshape(*x.shape[:-1], *drawn.shape[1:]).astype(jnp.float32)
 
 
 def reads_pictures(network: Network) -> bool:
