@@ -9,6 +9,7 @@ import optax
 
 from lofo.locality.base import Pairs, See, as_it_is
 from lofo.networks import Network, check_shape
+from lofo.networks.onchip import is_supported
 from lofo.types import Array, Key, Metrics, Tree
 
 
@@ -114,10 +115,8 @@ class Contrastive:
 
 def _every_digit() -> str:
     """The fastest precision of products on this device that keeps the digits of float32."""
-    device = jax.devices()[0]
-    has_tf32 = "NVIDIA" in device.device_kind and float(device.compute_capability) >= 8
-    # each number as the sum of two short ones, three products for one: tensor cores make these
-    return "TF32_TF32_F32_X3" if has_tf32 else "highest"
+    # each number is the sum of two short ones, and three products of these make one: tensor cores
+    return "TF32_TF32_F32_X3" if is_supported() else "highest"
 
 
 def draw_others(key: Key, batch: Array, num: int, num_steps: int) -> Array:
