@@ -30,7 +30,7 @@ from lofo.networks import (
     pixels_of,
     see_through,
 )
-from lofo.networks.convolutions import spread
+from lofo.networks.convolutions import convolve, spread
 from lofo.networks.gallery import add_up, atlas, look_up
 from lofo.types import Batch, Transition
 
@@ -105,6 +105,27 @@ def test_the_paper_s_encoders_read_rows_as_they_read_pictures() -> None:
         return apply(params, x), jax.grad(lambda p: (apply(p, x) * weight).sum())(params)
 
     assert_close(ask(params, picked), ask(params, picked.pixels()), 1e-5)
+
+
+def test_convolving_by_multiplied_blocks_is_the_convolution_of_lax() -> None:
+    """Value and both gradients, to 1e-5 of the largest number."""
+    keys = jax.random.split(KEY, 3)
+    x = jax.random.normal(keys[0], (2, 9, 8, 30))
+    weight = jax.random.normal(keys[1], (3, 3, 30, 2))
+
+    def plain(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(x, weight, (2, 2), "VALID", dimension_numbers=LAYOUT)
+
+    def blocks(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return convolve(x, weight, jnp.zeros(2), 2, "none")
+
+    @jax.jit
+    def both(x: jax.Array, weight: jax.Array) -> tuple[Any, Any]:
+        ours, theirs = (jax.vjp(f, x, weight) for f in (blocks, plain))
+        light = jax.random.normal(keys[2], theirs[0].shape)
+        return (ours[0], ours[1](light)), (theirs[0], theirs[1](light))
+
+    assert_close(*both(x, weight), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,23 @@ def fit_ring(key):
     return params, metrics, *told
 
 
+def test_three_short_products_keep_the_digits_of_float32():
+    """What a GPU makes of the products of a fit: numbers as sums of two with 11 bits each."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=shape).astype(np.float32) for shape in ((64, 2048), (2048, 64)))
+
+    def short(x):
+        mantissa, exponent = np.frexp(x)
+        return np.ldexp(np.round(mantissa * 2**11), exponent - 11).astype(np.float32)
+
+    def error(product):
+        return np.abs(product - x.astype(np.float64) @ y).max()
+
+    (x_high, x_low), (y_high, y_low) = ((short(z), short(z - short(z))) for z in (x, y))
+    split = x_high @ y_high + (x_high @ y_low + x_low @ y_high)
+    assert error(split) < 2 * error(x @ y) < 0.01 * error(x_high @ y_high)
+
+
 def test_fit_brings_neighbours_together_and_others_apart():
     _, metrics, before, after = fit_ring(jax.random.key(0))
     assert metrics["loss"] < 0.1 * metrics["first_loss"]

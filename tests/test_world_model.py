@@ -316,8 +316,12 @@ def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(monkeypatch):
 
         return jit(jax.grad(loss, (0, 1, 2)))(params, actions, embeddings)
 
-    def plain(step, layers, carry, inputs):
-        return jax.lax.scan(partial(step, partial(rssm.apply_layer, layers)), carry, inputs)
+    def plain(step, layers, state, inputs):
+        def body(state, given):
+            state, output = step(rssm.apply_layer, layers, state, given)
+            return state, (state, output)
+
+        return jax.lax.scan(body, state, inputs)[1]
 
     gathered = slopes()
     monkeypatch.setattr(rssm, "unroll", plain)

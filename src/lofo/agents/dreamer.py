@@ -25,7 +25,7 @@ from lofo.networks.distributions import (
     truncated_normal,
     unit_gaussian_log_density,
 )
-from lofo.networks.recurrence import lean
+from lofo.networks.recurrence import in_a_row, lean
 from lofo.types import Array, Batch, Key, LofoError, Metrics, Step, Tree
 
 
@@ -237,7 +237,8 @@ class Dreamer:
             now = self.model.imagine_by(model, now, action, noise)
             return now, now
 
-        _, states = jax.lax.scan(lean(step), starts, (noise, lots, nudges))
+        given = noise, lots, nudges
+        _, states = jax.lax.scan(lean(step), starts, given, unroll=in_a_row(self.horizon))
         states = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), starts, states)
         features = self.model.features(states)
         rewards = self.model.reward(state.model, features[:-1])

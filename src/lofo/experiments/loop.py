@@ -70,7 +70,7 @@ def advance(
             runs = jax.lax.fori_loop(0, per_cycle, lambda i, r: interact(r, step + i), runs)
         if is_warmup:
             return runs, tally
-        runs, metrics = _learn(pack, runs, step)
+        runs, metrics = _learn(pack, runs, step, like=tally.sums)
         return runs, _count(tally, metrics, step + per_cycle)
 
     if is_warmup:
@@ -124,7 +124,7 @@ def _interact(
     )
 
 
-def _learn(pack: Pack, runs: Runs, step: Array) -> tuple[Runs, Metrics]:
+def _learn(pack: Pack, runs: Runs, step: Array, like: Metrics) -> tuple[Runs, Metrics]:
     """The updates of a cycle, each from its own batches, and the mean of what they report."""
     schedule = pack.lead.schedule
     keys = _step_keys(runs.streams, step)
@@ -139,8 +139,7 @@ def _learn(pack: Pack, runs: Runs, step: Array) -> tuple[Runs, Metrics]:
         runs, metrics = _update(pack, runs, own)
         return runs, jax.tree.map(jnp.add, sums, metrics)
 
-    shapes = jax.eval_shape(lambda r, k: _update(pack, r, k)[1], runs, keys)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    nothing = jax.tree.map(jnp.zeros_like, like)
     runs, sums = jax.lax.fori_loop(0, num_updates, update, (runs, nothing))
     return runs, jax.tree.map(lambda s: s / num_updates, sums)
 
@@ -224,7 +223,8 @@ def _where(condition: Array, new: Tree, old: Tree) -> Tree:
 
 
 def _empty_tally(pack: Pack, runs: Runs) -> Tally:
-    shapes = jax.eval_shape(lambda r: _learn(pack, r, jnp.int32(0))[1], runs)
+    keys = _step_keys(runs.streams, 0)
+    shapes = jax.eval_shape(lambda r, k: _update(pack, r, k)[1], runs, keys)
     sums = {name: jnp.zeros(x.shape, jnp.float32) for name, x in shapes.items()}
     return Tally(sums, {name: jnp.full(x.shape, NEVER, jnp.int32) for name, x in shapes.items()})
 

@@ -9,6 +9,7 @@ import optax
 
 from lofo.locality.base import Pairs, See, as_it_is
 from lofo.networks import Network, check_shape
+from lofo.networks.onchip import is_supported
 from lofo.types import Array, Key, Metrics, Tree
 
 
@@ -40,10 +41,9 @@ class Contrastive:
 
     def embed(self, params: Tree, observation: Array) -> Array:
         """The encoder's vector, to the last digit of float32."""
-        check_shape(observation, self.observation_shape, "locality")
         # A GPU's default product is coarser than a whole radius, so ask for every digit.
         with jax.default_matmul_precision("highest"):
-            return self.encoder.apply(params, observation)
+            return self._encode(params, observation)
 
     def fit(
         self, params: Tree, pairs: Pairs, key: Key, see: See = as_it_is
@@ -95,12 +95,28 @@ class Contrastive:
     ) -> tuple[Array, ...]:
         num_rows = sum(r.size for r in rows)
         if len(table) <= num_rows:  # fewer distinct observations than uses: embed each once
-            points = self.embed(params, see(table))
+            points = self._embed_many(params, see(table))
             return tuple(points[r] for r in rows)
-        points = self.embed(params, see(table[jnp.concatenate([r.reshape(-1) for r in rows])]))
+        seen = see(table[jnp.concatenate([r.reshape(-1) for r in rows])])
+        points = self._embed_many(params, seen)
         ends = (rows[0].size, rows[0].size + rows[1].size)
         parts = points[: ends[0]], points[ends[0] : ends[1]], points[ends[1] :]
         return tuple(p.reshape(*r.shape, self.size) for p, r in zip(parts, rows, strict=True))
+
+    def _embed_many(self, params: Tree, observations: Array) -> Array:
+        """`embed` where products take the time: as exact, and by tensor cores where there are."""
+        with jax.default_matmul_precision(_every_digit()):
+            return self._encode(params, observations)
+
+    def _encode(self, params: Tree, observation: Array) -> Array:
+        check_shape(observation, self.observation_shape, "locality")
+        return self.encoder.apply(params, observation)
+
+
+def _every_digit() -> str:
+    """The fastest precision of products on this device that keeps the digits of float32."""
+    # each number is the sum of two short ones, and three products of these make one: tensor cores
+    return "TF32_TF32_F32_X3" if is_supported() else "highest"
 
 
 def draw_others(key: Key, batch: Array, num: int, num_steps: int) -> Array:

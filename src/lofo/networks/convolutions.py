@@ -20,7 +20,11 @@ from lofo.types import Array
 
 
 def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Activation) -> Array:
-    """Pictures [N, H, W, C] with a kernel [k, k, C, O] and a bias [O], without padding."""
+    """Pictures [N, H, W, C] with a kernel [k, k, C, O] and a bias [O], without padding.
+
+    Either each patch is collected for one product, or each block of a picture is multiplied for all
+    patches it lies in, and these add up: whichever has fewer numbers to move.
+    """
     kernel, _, depth, out = weight.shape
     if patchless.suits(x, out, activation):
         return patchless.convolve(x, weight, bias, stride, activation)
@@ -28,15 +32,26 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     num, step = kernel // block, stride // block
     height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
     x = _cut(x[:, : (height - 1) * stride + kernel, : (width - 1) * stride + kernel], block)
-    patches = [
-        x[:, i : i + (height - 1) * step + 1 : step, j : j + (width - 1) * step + 1 : step]
-        for i in range(num)
-        for j in range(num)
-    ]
+
+    def reach(blocks: Array, i: int, j: int) -> Array:
+        """The blocks that are row i and column j of a patch."""
+        down, across = (
+            slice(k, k + (n - 1) * step + 1, step) for k, n in ((i, height), (j, width))
+        )
+        return blocks[:, down, across]
+
+    places = list(itertools.product(range(num), repeat=2))
     flat = weight.astype(x.dtype).reshape(num, block, num, block, depth, out)
-    flat = flat.transpose(0, 2, 1, 3, 4, 5).reshape(-1, out)
-    product = jnp.concatenate(patches, axis=-1) @ flat
-    return _finish(product, bias, activation)
+    flat = flat.transpose(0, 2, 1, 3, 4, 5).reshape(len(places), -1, out)
+    num_collected = height * width * len(places) * x.shape[-1]
+    num_multiplied = x.shape[1] * x.shape[2] * len(places) * out
+    if num_collected <= num_multiplied:
+        patches = jnp.concatenate([reach(x, *place) for place in places], axis=-1)
+        return _finish(patches @ flat.reshape(-1, out), bias, activation)
+    answers = jnp.split(x @ jnp.concatenate(list(flat), axis=-1), len(places), axis=-1)
+    reached = (reach(y, *place) for y, place in zip(answers, places, strict=True))
+    product = functools.reduce(jnp.add, (y.astype(jnp.float32) for y in reached))
+    return _finish(product.astype(x.dtype), bias, activation)
 
 
 def spread(x: Array, weight: Array, bias: Array, stride: int, activation: Activation) -> Array:

@@ -1,12 +1,12 @@
-"""A scan through layers that learn outside the loop.
+"""A scan whose loops keep states and slopes, and nothing else.
 
-Differentiated as it stands, a scan adds up the gradients of its weights step by step: a small
-product and the sum of two whole matrices for every layer in every step. Here the backward loop only
-carries slopes back through the outcomes of the layers; the gradient of a weight is then one product
-over all steps.
+A step of a recurrence is short, and a GPU spends it launching kernels. Differentiated as it stands,
+a scan keeps in every step whatever its way back asks for, and adds up the gradients of its weights
+step by step: each is one more kernel in every step. Here the loop forth keeps its states alone, and
+the loop back the slopes of the states. From these all else follows for all steps at once: the
+outputs, what the way back asks for, and the gradients of the weights.
 
-Nor does a loop keep all that its way back asks for: `lean` keeps the outcomes of products, and what
-follows from them is computed again. Every array kept is one more kernel in every step.
+Other loops keep the outcomes of products, and what follows from them is computed again: `lean`.
 """
 
 from collections.abc import Callable
@@ -18,95 +18,100 @@ import jax.numpy as jnp
 
 from lofo.types import Array, Tree
 
-Layers: TypeAlias = dict[str, dict[str, Array]]  # "weight", and "bias" where there is one
-Apply: TypeAlias = Callable[[str, Array], Array]
-Body: TypeAlias = Callable[[Apply, Tree, Tree], tuple[Tree, Tree]]
+Layer: TypeAlias = dict[str, Array]  # "weight", and "bias" where there is one
+Layers: TypeAlias = dict[str, Layer]
+Apply: TypeAlias = Callable[[Layer, Array], Array]
+Step: TypeAlias = Callable[[Apply, Layers, Tree, Tree], tuple[Tree, Tree]]
+
+MOST_IN_A_ROW = 6
 
 lean = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
 
 
-def apply_layer(layers: Layers, name: str, x: Array) -> Array:
+def in_a_row(num_steps: int) -> int:
+    """How many steps each turn of a loop takes: a GPU then spends less on the turns."""
+    if jax.default_backend() == "cpu":  # there turns are cheap, and programs long to compile
+        return 1
+    return max(n for n in range(1, MOST_IN_A_ROW + 1) if num_steps % n == 0)
+
+
+def apply_layer(layer: Layer, x: Array) -> Array:
     """A layer's outcome in float32; a weight that is a vector scales.
 
     Products are made in the weight's own dtype.
     """
-    layer = layers[name]
     weight = layer["weight"]
     x = x * weight if weight.ndim == 1 else (x.astype(weight.dtype) @ weight).astype(jnp.float32)
     return x + layer["bias"] if "bias" in layer else x
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def unroll(step: Body, layers: Layers, carry: Tree, inputs: Tree) -> tuple[Tree, Tree]:
-    """`lax.scan` of step(apply, carry, input), where apply(name, x) is a layer's outcome.
+def unroll(step: Step, layers: Layers, state: Tree, inputs: Tree) -> tuple[Tree, Tree]:
+    """The states after each step and its outputs, [T, ...] like the inputs.
 
-    A step uses each layer once and closes over nothing that learns.
+    step(apply, layers, state, input) gives the next state and an output. It takes any leading axes,
+    applies layers by apply(layer, x), and closes over nothing that learns.
     """
-    return jax.lax.scan(partial(step, partial(apply_layer, layers)), carry, inputs)
+    return _forward(step, layers, state, inputs)[0]
 
 
-def _forward(step: Body, layers: Layers, carry: Tree, inputs: Tree) -> tuple[Any, Any]:
-    def run(carry: Tree, inputs: Tree, marks: dict[str, Array]) -> tuple[Any, dict[str, Array]]:
-        def body(carry: Tree, given: Any) -> tuple[Tree, Any]:
-            seen = {}
+def _forward(step: Step, layers: Layers, state: Tree, inputs: Tree) -> tuple[Any, Any]:
+    def forth(state: Tree, given: Tree) -> tuple[Tree, Tree]:
+        state, _ = step(apply_layer, layers, state, given)
+        return state, state
 
-            def apply(name: str, x: Array) -> Array:
-                seen[name] = x
-                return _mark(apply_layer(layers, name, x), given[1][name])
-
-            carry, outputs = step(apply, carry, given[0])
-            return carry, (outputs, seen)
-
-        carry, (outputs, seen) = jax.lax.scan(lean(body), carry, (inputs, marks))
-        return (carry, outputs), seen
-
-    marks = _outcomes(step, layers, carry, inputs)
-    results, pull_back, seen = jax.vjp(run, carry, inputs, marks, has_aux=True)
-    return results, (layers, seen, pull_back)
+    num_steps = len(jax.tree.leaves(inputs)[0])
+    _, states = jax.lax.scan(forth, state, inputs, unroll=in_a_row(num_steps))
+    before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), state, states)
+    _, outputs = step(apply_layer, layers, before, inputs)
+    return (states, outputs), (layers, before, inputs)
 
 
-def _backward(step: Body, kept: Any, slopes: Any) -> tuple[Layers, Tree, Tree]:
-    del step
-    layers, seen, pull_back = kept
-    carry, inputs, marks = pull_back(slopes)
-    learnt = {name: _gradient(layers[name], seen[name], marks[name]) for name in layers}
-    return learnt, carry, inputs
+def _backward(step: Step, kept: Any, slopes: Any) -> tuple[Layers, Tree, Tree]:
+    layers, before, inputs = kept
+
+    def whole(layers: Layers, inputs: Tree) -> tuple[Any, list[Array]]:
+        """All steps at once, and the outcomes of their layers."""
+        outcomes = []
+
+        def apply(layer: Layer, x: Array) -> Array:
+            outcomes.append(apply_layer(layer, x))
+            return outcomes[-1]
+
+        return step(apply, layers, before, inputs), outcomes
+
+    def back(slope: Tree, given: Any) -> tuple[Tree, Tree]:
+        (before, inputs, outcomes), (own, output) = given
+        slope, known = jax.tree.map(jnp.add, slope, own), iter(outcomes)
+
+        def apply(layer: Layer, x: Array) -> Array:
+            return _recall(layer, x, next(known))
+
+        _, pull_back = jax.vjp(lambda before: step(apply, layers, before, inputs), before)
+        return pull_back((slope, output))[0], slope
+
+    _, pull_back, outcomes = jax.vjp(whole, layers, inputs, has_aux=True)
+    nothing = jax.tree.map(lambda x: jnp.zeros_like(x[0]), slopes[0])
+    given = (before, inputs, outcomes), slopes
+    steps = in_a_row(len(outcomes[0]))
+    first, all_slopes = jax.lax.scan(back, nothing, given, reverse=True, unroll=steps)
+    of_layers, of_inputs = pull_back((all_slopes, slopes[1]))
+    return of_layers, first, of_inputs
 
 
 unroll.defvjp(_forward, _backward)
 
 
 @jax.custom_vjp
-def _mark(outcome: Array, mark: Array) -> Array:
-    """The outcome; the mark is never read, but gets the outcome's slope."""
-    del mark
+def _recall(layer: Layer, x: Array, outcome: Array) -> Array:
+    """A layer's outcome, known already; slopes pass to x."""
+    del layer, x
     return outcome
 
 
-_mark.defvjp(lambda outcome, mark: (outcome, None), lambda _, slope: (slope, slope))
+def _recall_back(kept: tuple[Layer, Array], slope: Array) -> tuple[None, Array, None]:
+    layer, x = kept
+    return None, jax.vjp(partial(apply_layer, layer), x)[1](slope)[0], None
 
 
-def _outcomes(step: Body, layers: Layers, carry: Tree, inputs: Tree) -> dict[str, Array]:
-    """Zeros in the shape of every layer's outcome in every step."""
-
-    def body(carry: Tree, given: Tree) -> tuple[Tree, Any]:
-        outcomes = {}
-
-        def apply(name: str, x: Array) -> Array:
-            outcomes[name] = apply_layer(layers, name, x)
-            return outcomes[name]
-
-        return step(apply, carry, given)[0], outcomes
-
-    shapes = jax.eval_shape(partial(jax.lax.scan, body), carry, inputs)[1]
-    return {name: jnp.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
-
-
-def _gradient(layer: dict[str, Array], x: Array, slope: Array) -> dict[str, Array]:
-    weight = layer["weight"]
-    x, slope = x.reshape(-1, x.shape[-1]), slope.reshape(-1, slope.shape[-1])
-    if weight.ndim == 1:
-        learnt = jnp.sum(x * slope, axis=0)
-    else:
-        learnt = (x.astype(weight.dtype).T @ slope.astype(weight.dtype)).astype(weight.dtype)
-    return {"weight": learnt} | ({"bias": jnp.sum(slope, axis=0)} if "bias" in layer else {})
+_recall.defvjp(lambda layer, x, outcome: (outcome, (layer, x)), _recall_back)

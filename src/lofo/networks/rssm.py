@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer
 from lofo.networks.distributions import Discrete, Latent, Statistics
-from lofo.networks.recurrence import Apply, Layers, apply_layer, unroll
+from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, unroll
 from lofo.types import Array, Key
 
 NORM_EPSILON = 1e-3  # Keras' default
@@ -103,7 +103,7 @@ class RSSM:
     ) -> tuple[RSSMState, Statistics]:
         """`imagine` for loops, which have drawn their noise ahead."""
         joined = jnp.concatenate([state.stochastic, action], axis=-1)
-        return self._guess(params, state, apply_layer(params, "input", joined), noise)
+        return self._guess(params, state, apply_layer(params["input"], joined), noise)
 
     def imagine_window(
         self, params: Layers, state: RSSMState, actions: Array, key: Key
@@ -114,11 +114,11 @@ class RSSM:
 
         def step(state: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, RSSMState]:
             part, noise = given
-            driven = apply_layer(layers, "input", state.stochastic) + part
+            driven = apply_layer(layers["input"], state.stochastic) + part
             state, _ = self._guess(layers, state, driven, noise)
             return state, state
 
-        _, states = jax.lax.scan(step, state, (parts, noise))
+        _, states = jax.lax.scan(step, state, (parts, noise), unroll=in_a_row(len(parts)))
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), states)
 
     def observe(
@@ -135,11 +135,7 @@ class RSSM:
         `action` is the one that led here; it and the state count as 0 where an episode begins.
         """
         layers, given = self._prepare(params, action, embedding, is_first, key)
-
-        def apply(name: str, x: Array) -> Array:
-            return apply_layer(layers, name, x)
-
-        state, (_, raw) = self._observe_step(apply, state, given)
+        state, raw = self._observe_step(apply_layer, layers, state, given)
         return state, self.latent.statistics(raw), self.prior(params, state.deterministic)
 
     def observe_window(
@@ -149,14 +145,14 @@ class RSSM:
         actions, embeddings = jnp.swapaxes(actions, 0, 1), jnp.swapaxes(embeddings, 0, 1)
         layers, given = self._prepare(params, actions, embeddings, is_first.T, key)
         begun = self.begin(is_first.shape[:1])
-        _, (states, raw) = unroll(self._observe_step, layers, begun, given)
+        states, raw = unroll(self._observe_step, layers, begun, given)
         states, raw = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (states, raw))
         return states, self.latent.statistics(raw), self.prior(params, states.deterministic)
 
     def prior(self, params: Layers, deterministic: Array) -> Statistics:
         """The guess at the latent from the recurrence alone."""
-        hidden = self._activate(apply_layer(params, "prior", deterministic))
-        return self.latent.statistics(apply_layer(params, "prior_out", hidden))
+        hidden = self._activate(apply_layer(params["prior"], deterministic))
+        return self.latent.statistics(apply_layer(params["prior_out"], hidden))
 
     def kl(self, posterior: Statistics, prior: Statistics) -> Array:
         """KL(posterior ‖ prior) [...]."""
@@ -165,10 +161,7 @@ class RSSM:
     def _guess(
         self, params: Layers, state: RSSMState, driven: Array, noise: Array
     ) -> tuple[RSSMState, Statistics]:
-        def apply(name: str, x: Array) -> Array:
-            return apply_layer(params, name, x)
-
-        deterministic = self._advance(apply, state.deterministic, driven)
+        deterministic = self._advance(apply_layer, params, state.deterministic, driven)
         prior = self.prior(params, deterministic)
         return RSSMState(deterministic, self.latent.sample(prior, noise)), prior
 
@@ -179,7 +172,7 @@ class RSSM:
         layers, action_part = self._part_inputs(params, jnp.where(is_first[..., None], 0.0, action))
         weight = params["posterior"]["weight"]
         seen = {"weight": weight[self.deterministic_size :], "bias": params["posterior"]["bias"]}
-        embedding_part = apply_layer({"seen": seen}, "seen", embedding)
+        embedding_part = apply_layer(seen, embedding)
         del layers["prior"], layers["prior_out"]  # computed behind the loop
         layers["posterior"] = {"weight": weight[: self.deterministic_size]}
         noise = self.latent.noise(key, is_first.shape)
@@ -189,28 +182,28 @@ class RSSM:
         """Layers whose input layer takes the latent alone, and what actions add to its outcome."""
         size = self.latent.size
         weight, bias = params["input"]["weight"], params["input"]["bias"]
-        part = apply_layer({"part": {"weight": weight[size:], "bias": bias}}, "part", action)
+        part = apply_layer({"weight": weight[size:], "bias": bias}, action)
         return params | {"input": {"weight": weight[:size]}}, part
 
     def _observe_step(
-        self, apply: Apply, state: RSSMState, given: Given
-    ) -> tuple[RSSMState, tuple[RSSMState, Array]]:
-        state = jax.tree.map(lambda x: jnp.where(given.is_first[..., None], 0.0, x), state)
-        driven = apply("input", state.stochastic) + given.action
-        deterministic = self._advance(apply, state.deterministic, driven)
-        hidden = self._activate(apply("posterior", deterministic) + given.embedding)
-        raw = apply("posterior_out", hidden)
+        self, apply: Apply, layers: Layers, state: RSSMState, given: Given
+    ) -> tuple[RSSMState, Array]:
+        is_first = given.is_first[..., None]
+        # the latent is forgotten behind its product, where nothing need be written for it
+        driven = jnp.where(is_first, 0.0, apply(layers["input"], state.stochastic)) + given.action
+        before = jnp.where(is_first, 0.0, state.deterministic)
+        deterministic = self._advance(apply, layers, before, driven)
+        hidden = self._activate(apply(layers["posterior"], deterministic) + given.embedding)
+        raw = apply(layers["posterior_out"], hidden)
         posterior: Statistics = self.latent.statistics(raw)
-        sample = self.latent.sample(posterior, given.noise)
-        state = RSSMState(deterministic, sample)
-        return state, (state, raw)
+        return RSSMState(deterministic, self.latent.sample(posterior, given.noise)), raw
 
-    def _advance(self, apply: Apply, deterministic: Array, driven: Array) -> Array:
+    def _advance(self, apply: Apply, layers: Layers, deterministic: Array, driven: Array) -> Array:
         """The GRU; `driven` is the input layer's outcome."""
         joined = jnp.concatenate([self._activate(driven), deterministic], axis=-1)
-        gates = apply("gates", joined)
+        gates = apply(layers["gates"], joined)
         if self.layer_norm:
-            gates = apply("norm", _standardise(gates))
+            gates = apply(layers["norm"], _standardise(gates))
         reset, candidate, update = jnp.split(gates, 3, axis=-1)
         candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
         update = jax.nn.sigmoid(update - 1)  # biased towards remembering
