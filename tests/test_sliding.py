@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.networks import convolutions, patchless, sliding
+from lofo.networks import Gallery, Picked, Pixels, TransposedCNN, convolutions, patchless, slides
+from lofo.networks.pictures import blocks_of
+from lofo.networks.sliding import Goal
 
 
 def assert_same(ours: Any, plain: Any, shapes: list[tuple[int, ...]]) -> None:
@@ -35,11 +37,12 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[1, 2], ids=["unrolled", "looped"])
+def small_plans(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """So that a program adds up more than one block of places."""
-    monkeypatch.setattr(sliding, "NUM_PROGRAMS", 2)
-    monkeypatch.setattr(sliding, "NUM_LEARNT", 16)
+    plan = slides.Plan(16, stages=request.param, columns=32, programs=2)
+    monkeypatch.setattr(slides, "PLANS", {})
+    monkeypatch.setattr(slides, "DEFAULTS", dict.fromkeys(slides.DEFAULTS, plan))
 
 
 @FORMS
@@ -54,15 +57,58 @@ def test_a_convolution_equals_patches_and_a_product(
     )
 
 
-@FORMS
-def test_a_transposed_convolution_equals_the_plain_one(
-    kernel: int, stride: int, depth: int, size: int, activation: Any
+@pytest.mark.parametrize(
+    ("kernels", "strides", "channels"),
+    [((5,), (3,), (32, 3)), ((5, 3), (3, 2), (64, 16, 8)), ((4, 2), (2, 3), (16, 32, 5))],
+    ids=["ragged blocks", "rows", "gaps"],
+)
+def test_transposed_convolutions_equal_the_plain_ones(
+    kernels: tuple[int, ...], strides: tuple[int, ...], channels: tuple[int, ...]
 ) -> None:
     assert_same(
-        lambda *x: patchless.spread(*x, stride, activation, True),
-        lambda *x: convolutions.spread(*x, stride, activation),
-        [(3, 3, 4, size), (size, kernel, kernel, depth), (depth,)],
+        lambda x, *p: patchless.spread(x, p[::2], p[1::2], patchless.Way(strides, "relu", True)),
+        lambda x, *p: plainly(x, p, strides),
+        [(3, 3, 4, channels[0]), *layers(kernels, channels)],
     )
+
+
+def layers(kernels: tuple[int, ...], channels: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The shapes of weights and biases, in turn."""
+    sizes = zip(channels, kernels, channels[1:], strict=False)
+    return [shape for size, k, out in sizes for shape in ((size, k, k, out), (out,))]
+
+
+def plainly(x: jax.Array, params: Any, strides: tuple[int, ...]) -> jax.Array:
+    named = [{"weight": w, "bias": b} for w, b in zip(params[::2], params[1::2], strict=True)]
+    return convolutions.spread_all(x, named, strides, "relu")
+
+
+def test_a_drawing_is_compared_where_it_is_made() -> None:
+    """With pictures of a table: the value, and the gradient of all that drew."""
+    rng = np.random.default_rng(1)
+    kernels, strides, channels = (4, 5), (2, 3), (16, 16, 3)
+    drawn = jax.eval_shape(
+        lambda x, *p: plainly(x, p, strides),
+        *(
+            jax.ShapeDtypeStruct(s, jnp.float32)
+            for s in [(3, 2, 3, 16), *layers(kernels, channels)]
+        ),
+    ).shape
+    gallery = Gallery(rng.integers(0, 256, (5, *drawn[1:])).astype(np.uint8))
+    before, after = jnp.array([0, 4, 2]), jnp.array([1, 1, 3])
+    counts = jnp.array([0.5, 0.0, 1.0])
+
+    def ours(x: jax.Array, *p: jax.Array) -> jax.Array:
+        goal = Goal(jnp.asarray(blocks_of(gallery, strides[-1])), before, after, counts)
+        way = patchless.Way(strides, "relu", True)
+        return patchless.miss(x, p[::2], p[1::2], goal, 1 / 255, way)
+
+    def plain(x: jax.Array, *p: jax.Array) -> jax.Array:
+        seen = jnp.asarray(gallery.pictures / np.float32(255))
+        missed = seen[before] + plainly(x, p, strides) - seen[after]
+        return (0.5 * counts * (missed**2).sum((1, 2, 3))).sum()
+
+    assert_same(ours, plain, [(3, 2, 3, 16), *layers(kernels, channels)])
 
 
 def test_kernels_are_for_pictures_in_bfloat16_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +119,6 @@ def test_kernels_are_for_pictures_in_bfloat16_on_a_gpu(monkeypatch: pytest.Monke
     assert patchless.suits(x, 32, "relu") and patchless.suits(x, 64, "none")
     assert not patchless.suits(x, 48, "relu") and not patchless.suits(x, 32, "elu")
     assert not patchless.suits(x.astype(jnp.float32), 32, "relu")
+    decoder = TransposedCNN((64, 32, 3), (6, 6, 5), (1, 4, 3), dtype="bfloat16")
+    shown = Picked(jnp.zeros(2, jnp.int32), Gallery(np.zeros((1, 80, 80, 3), np.uint8)), Pixels())
+    assert decoder.compares(shown, shown) and not decoder.compares(shown, shown.pixels())

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from lofo.agents.base import Appetite
+from lofo.agents.descent import descend
 from lofo.agents.losses import (
     dynamics_loss,
     planning_target,
@@ -121,8 +122,8 @@ class DynaQ:
             model=model,
             value=value,
             target=jax.tree.map(jnp.copy, value),
-            model_optimiser=self._model_optimiser.init(model),
-            value_optimiser=self._value_optimiser.init(value),
+            model_optimiser=self._optimiser.init(model),
+            value_optimiser=self._optimiser.init(value),
             num_updates=jnp.zeros((), jnp.int32),
         )
 
@@ -188,16 +189,22 @@ class DynaQ:
         (_, metrics), gradient = jax.value_and_grad(self.model_loss, has_aux=True)(
             state.model, *batch
         )
-        change, optimiser = self._model_optimiser.update(gradient, state.model_optimiser)
-        model = optax.apply_updates(state.model, change)
+        rates = self.model_learning_rate, self.adam_epsilon
+        model, optimiser = descend(state.model, gradient, state.model_optimiser, *rates)
         return state._replace(model=model, model_optimiser=optimiser), metrics
 
     def model_loss(self, model: Tree, items: Transition, known: Array) -> tuple[Array, Metrics]:
         """The sum of the three losses; observations already scaled."""
-        successor, reward, logit = self._model(model, items.observation, items.action)
-        target = pixels_of(items.next_observation)
+        before, after = items.observation, items.next_observation
+        pictures = None if self.direct_dynamics else self._pictures
+        if pictures and pictures.decoder.compares(before, after):
+            action = self.embed_action(items.action)
+            missed, reward, logit = pictures.miss(model, before, after, action, items.terminated)
+        else:
+            successor, reward, logit = self._model(model, before, items.action)
+            missed = dynamics_loss(successor, pixels_of(after), items.terminated)
         losses = {
-            "dynamics_loss": dynamics_loss(successor, target, items.terminated),
+            "dynamics_loss": missed,
             "reward_loss": reward_loss(reward, items.reward, known),
             "termination_loss": termination_loss(logit, items.terminated),
         }
@@ -225,7 +232,7 @@ class DynaQ:
         loss, gradient = jax.value_and_grad(
             lambda value: value_loss(self._value.apply(value, observation), action, target)
         )(state.value)
-        change, optimiser = self._value_optimiser.update(gradient, state.value_optimiser)
+        change, optimiser = self._optimiser.update(gradient, state.value_optimiser)
         value = optax.apply_updates(state.value, change)
         return state._replace(value=value, value_optimiser=optimiser), {"value_loss": loss}
 
@@ -289,9 +296,5 @@ class DynaQ:
         return Chain((self.value, linear(self.num_actions, self.output_init)))
 
     @property
-    def _model_optimiser(self) -> Any:
-        return optax.adam(self.model_learning_rate, eps=self.adam_epsilon)
-
-    @property
-    def _value_optimiser(self) -> Any:
+    def _optimiser(self) -> Any:
         return optax.adam(self.value_learning_rate, eps=self.adam_epsilon)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,24 @@ class PictureModel:
 
         `action` is embedded, [..., action_size].
         """
+        drawing, reward, logit = self._prepare(params, x, action)
+        return self.decoder.apply(*drawing), reward, logit
+
+    def miss(
+        self, params: PictureParams, before: Any, after: Any, action: Array, terminated: Array
+    ) -> tuple[Array, Array, Array]:
+        """The same with the `dynamics_loss` of `before` and what is drawn, instead of a drawing.
+
+        `before` and `after` are pictures that the decoder `compares`.
+        """
+        drawing, reward, logit = self._prepare(params, before, action)
+        counts = jnp.where(terminated, 0.0, 1 / terminated.size)
+        return self.decoder.miss(*drawing, before, after, counts), reward, logit
+
+    def _prepare(
+        self, params: PictureParams, x: Array, action: Array
+    ) -> tuple[tuple[Tree, Array], Array, Array]:
+        """What the decoder draws from, its layers and a vector; the reward and the logit."""
         if self.is_stacked:
             encoded = jax.vmap(self.encoder.apply, (0, None))(params.encoders, x)
         else:
@@ -71,7 +89,7 @@ class PictureModel:
             own = zip(heads, encoded[1:], strict=True)
             answers = jnp.stack([self._answer.apply(head, x) for head, x in own])
         reward, logit = answers[..., 0]
-        return self.decoder.apply(_tell(params.decoder, action), encoded[0]), reward, logit
+        return (_tell(params.decoder, action), encoded[0]), reward, logit
 
     def _bundle(self, parts: tuple[Tree, ...] | list[Tree]) -> Tree:
         if self.is_stacked:

@@ -7,6 +7,7 @@ Keys are folded from (seed, step), so a resumed run draws what an unbroken one w
 
 from functools import partial
 from inspect import unwrap
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,23 +62,26 @@ def advance(
     places = memory.place_all(pack, runs.localities)  # once, for localities learn nothing here
     interact = partial(_interact, pack, places, task, is_random=is_warmup)
 
-    def body(cycle: Array, carry: tuple[Runs, Tally]) -> tuple[Runs, Tally]:
-        runs, tally = carry
+    def body(cycle: Array, carry: tuple[Runs, Any]) -> tuple[Runs, Any]:
+        runs, counted = carry
         step = first_step + cycle * per_cycle
         if per_cycle == 1:  # no loop within the loop: the compiler then shares the step's keys
             runs = interact(runs, step)
         else:
             runs = jax.lax.fori_loop(0, per_cycle, lambda i, r: interact(r, step + i), runs)
         if is_warmup:
-            return runs, tally
-        runs, metrics = _learn(pack, runs, step, like=tally.sums)
-        return runs, _count(tally, metrics, step + per_cycle)
+            return runs, counted
+        runs, metrics = _learn(pack, runs, step, like)
+        return runs, _count(counted, metrics, step + per_cycle)
 
     if is_warmup:
-        return jax.lax.fori_loop(0, num_cycles, body, (runs, Tally({}, {})))
+        runs, _ = jax.lax.fori_loop(0, num_cycles, body, (runs, None))
+        return runs, Tally({}, {})
     runs = pack.enter(runs)
-    runs, tally = jax.lax.fori_loop(0, num_cycles, body, (runs, _empty_tally(pack, runs)))
-    return pack.leave(runs), tally
+    like = _metrics(pack, runs)
+    runs, (sums, first_bad) = jax.lax.fori_loop(0, num_cycles, body, (runs, _nothing(like)))
+    named = (dict(zip(sorted(like), x, strict=True)) for x in (sums, first_bad))
+    return pack.leave(runs), Tally(*named)
 
 
 def _interact(
@@ -139,8 +143,7 @@ def _learn(pack: Pack, runs: Runs, step: Array, like: Metrics) -> tuple[Runs, Me
         runs, metrics = _update(pack, runs, own)
         return runs, jax.tree.map(jnp.add, sums, metrics)
 
-    nothing = jax.tree.map(jnp.zeros_like, like)
-    runs, sums = jax.lax.fori_loop(0, num_updates, update, (runs, nothing))
+    runs, sums = jax.lax.fori_loop(0, num_updates, update, (runs, like))
     return runs, jax.tree.map(lambda s: s / num_updates, sums)
 
 
@@ -222,19 +225,20 @@ def _where(condition: Array, new: Tree, old: Tree) -> Tree:
     return jax.tree.map(pick, new, old)
 
 
-def _empty_tally(pack: Pack, runs: Runs) -> Tally:
+def _metrics(pack: Pack, runs: Runs) -> Metrics:
+    """Zeros for all that an update reports."""
     keys = _step_keys(runs.streams, 0)
     shapes = jax.eval_shape(lambda r, k: _update(pack, r, k)[1], runs, keys)
-    sums = {name: jnp.zeros(x.shape, jnp.float32) for name, x in shapes.items()}
-    return Tally(sums, {name: jnp.full(x.shape, NEVER, jnp.int32) for name, x in shapes.items()})
+    return {name: jnp.zeros(x.shape, jnp.float32) for name, x in shapes.items()}
 
 
-def _count(tally: Tally, metrics: Metrics, step: Array) -> Tally:
-    sums = {name: tally.sums[name] + metrics[name] for name in metrics}
-    first_bad = {
-        name: jnp.minimum(
-            tally.first_bad[name], jnp.where(jnp.isfinite(metrics[name]), NEVER, step)
-        )
-        for name in metrics
-    }
-    return Tally(sums, first_bad)
+def _nothing(like: Metrics) -> tuple[Array, Array]:
+    """A tally of no update: all metrics stacked, by name, so that counting them is one kernel."""
+    sums = jnp.stack([like[name] for name in sorted(like)])
+    return sums, jnp.full(sums.shape, NEVER, jnp.int32)
+
+
+def _count(counted: tuple[Array, Array], metrics: Metrics, step: Array) -> tuple[Array, Array]:
+    sums, first_bad = counted
+    values = jnp.stack([metrics[name] for name in sorted(metrics)])
+    return sums + values, jnp.minimum(first_bad, jnp.where(jnp.isfinite(values), NEVER, step))

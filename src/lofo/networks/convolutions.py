@@ -10,13 +10,15 @@ Products add in float32, and outcomes have the dtype of what came in.
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from lofo.networks import patchless
 from lofo.networks.blocks import ACTIVATIONS, Activation
-from lofo.types import Array
+from lofo.networks.tiles import cut, join
+from lofo.types import Array, Tree
 
 
 def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Activation) -> Array:
@@ -31,7 +33,7 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     block = math.gcd(kernel, stride)  # pixels that always move together
     num, step = kernel // block, stride // block
     height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
-    x = _cut(x[:, : (height - 1) * stride + kernel, : (width - 1) * stride + kernel], block)
+    x = cut(x[:, : (height - 1) * stride + kernel, : (width - 1) * stride + kernel], block)
 
     def reach(blocks: Array, i: int, j: int) -> Array:
         """The blocks that are row i and column j of a patch."""
@@ -54,6 +56,21 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     return _finish(product.astype(x.dtype), bias, activation)
 
 
+def spread_all(
+    x: Array, layers: Sequence[Tree], strides: tuple[int, ...], activation: Activation
+) -> Array:
+    """Transposed convolutions in turn; the last has no activation."""
+    weights, biases = (tuple(layer[name] for layer in layers) for name in ("weight", "bias"))
+    activations = (*[activation] * (len(weights) - 1), "none")
+    for k, (weight, bias, stride) in enumerate(zip(weights, biases, strides, strict=True)):
+        rest = zip(weights[k:], activations[k:], strict=True)
+        if all(patchless.suits(x, len(weight), own) for weight, own in rest):
+            way = patchless.Way(strides[k:], activation)
+            return patchless.spread(x, weights[k:], biases[k:], way)
+        x = spread(x, weight, bias, stride, activations[k])
+    return x
+
+
 def spread(x: Array, weight: Array, bias: Array, stride: int, activation: Activation) -> Array:
     """The transposed convolution of [N, H, W, C] with [C, k, k, O]: each pixel spreads a kernel.
 
@@ -62,8 +79,6 @@ def spread(x: Array, weight: Array, bias: Array, stride: int, activation: Activa
     """
     depth, kernel, _, out = weight.shape
     count, height, width, _ = x.shape
-    if patchless.suits(x, depth, activation):
-        return patchless.spread(x, weight, bias, stride, activation)
     weight = weight.astype(x.dtype)
     reach = -(-kernel // stride)  # blocks of `stride` that a kernel covers
     num_laid = height * width * kernel**2 * out
@@ -98,7 +113,7 @@ def _collect(x: Array, weight: Array, stride: int) -> Array:
     weight = weight.reshape(depth, num, stride, num, stride, out).transpose(1, 3, 0, 2, 4, 5)
     blocks = jnp.concatenate(reaching, axis=-1) @ weight.reshape(num * num * depth, -1)
     blocks = blocks.reshape(count, height, width, stride, stride, out)
-    return _join(blocks)[:, :rows, :columns]
+    return join(blocks)[:, :rows, :columns]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -113,7 +128,7 @@ def _overlay(pieces: Array, stride: int) -> Array:
         jnp.add, (_shift(pieces, stride, at) for at in itertools.product(range(reach), repeat=2))
     )
     rows, columns = ((n - 1) * stride + kernel for n in (height, width))
-    return _join(blocks)[:, :rows, :columns]
+    return join(blocks)[:, :rows, :columns]
 
 
 def _shift(pieces: Array, stride: int, at: tuple[int, ...]) -> Array:
@@ -149,18 +164,3 @@ def _side_by_side(x: Array, num: int, kernel: int, stride: int) -> Array:
 
 
 _overlay.defvjp(_overlay_forth, _overlay_back)
-
-
-def _cut(x: Array, side: int) -> Array:
-    """Pictures [N, H, W, C] as blocks [N, H / side, W / side, side · side · C]."""
-    if side == 1:
-        return x
-    count, height, width, depth = x.shape
-    x = x.reshape(count, height // side, side, width // side, side, depth)
-    return x.transpose(0, 1, 3, 2, 4, 5).reshape(count, height // side, width // side, -1)
-
-
-def _join(blocks: Array) -> Array:
-    """Blocks [N, H, W, side, side, C] as pictures [N, H · side, W · side, C]."""
-    count, height, width, side, _, depth = blocks.shape
-    return blocks.transpose(0, 1, 3, 2, 4, 5).reshape(count, height * side, width * side, depth)

@@ -195,7 +195,7 @@ def _train_kernel(
         for start, size in _pieces(net.num_words):
             places = origin + start + jnp.arange(size)
             old = values[places], mean[places], square[places]
-            new = _descend(old, gradient[places], scales, learning_rate, epsilon)
+            new = descend(old, gradient[places], scales, learning_rate, epsilon)
             for ref, array in zip((values, mean, square), new, strict=True):
                 ref[places] = array
         net.synchronise()  # the next step reads what other threads wrote
@@ -211,7 +211,7 @@ def _pieces(num_words: int) -> list[tuple[int, int]]:
     return list(zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True))
 
 
-def _descend(
+def descend(
     old: tuple[Array, Array, Array],
     gradient: Array,
     scales: tuple[Array, Array],

@@ -8,11 +8,14 @@ parameters are float32 everywhere.
 import itertools
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from lofo.networks import patchless
 from lofo.networks.blocks import (
     ACTIVATIONS,
     Activation,
@@ -22,8 +25,10 @@ from lofo.networks.blocks import (
     Shape,
     draw_layer,
 )
-from lofo.networks.convolutions import convolve, spread
-from lofo.networks.gallery import Picked, add_up, atlas, look_up, see_through
+from lofo.networks.convolutions import convolve, spread_all
+from lofo.networks.gallery import Gallery, Picked, add_up, atlas, look_up, see_through
+from lofo.networks.sliding import Goal
+from lofo.networks.tiles import deepen
 from lofo.types import Array, Key, Tree
 
 DType = Literal["float32", "bfloat16"]
@@ -148,17 +153,59 @@ class TransposedCNN:
         return tuple(layers), self.picture_shape
 
     def apply(self, params: Tree, x: Array) -> Array:
+        drawn, rest = self._begin(params, x)
+        if rest:
+            drawn = spread_all(drawn, rest, self.strides[1:], self.activation)
+        return drawn.reshape(*x.shape[:-1], *drawn.shape[1:]).astype(jnp.float32)
+
+    def compares(self, before: Array | Picked, after: Array | Picked) -> bool:
+        """Whether `miss` knows these pictures, and this device."""
+        is_listed = (
+            isinstance(before, Picked)
+            and isinstance(after, Picked)
+            and before.gallery is after.gallery
+            and before.scaling == after.scaling == Pixels()
+        )
+        vector = jax.ShapeDtypeStruct((), jnp.dtype(self.dtype))
+        suited = (patchless.suits(vector, size, self.activation) for size in self.channels[:-1])
+        num_drawn = self.strides[-1] ** 2 * self.channels[-1]
+        return (
+            is_listed
+            and num_drawn <= patchless.MOST_DRAWN
+            and len(self.channels) > 1
+            and all(suited)
+        )
+
+    def miss(self, params: Tree, x: Array, before: Picked, after: Picked, counts: Array) -> Array:
+        """Half the squares of `before` + drawn - `after`, each picture's times its count, added up.
+
+        The drawing is compared where it is made, and only its gradient is ever written down.
+        """
+        drawn, rest = self._begin(params, x)
+        weights, biases = (tuple(layer[name] for layer in rest) for name in ("weight", "bias"))
+        told = (jnp.reshape(y, -1) for y in (before.rows, after.rows, counts))
+        goal = Goal(jnp.asarray(blocks_of(before.gallery, self.strides[-1])), *told)
+        way = patchless.Way(self.strides[1:], self.activation)
+        return patchless.miss(drawn, weights, biases, goal, 1 / 255, way)
+
+    def _begin(self, params: Tree, x: Array) -> tuple[Array, Tree]:
+        """What the first layer draws, and the others."""
         # One pixel spreads one kernel: a product, of weights above all, and so in float32.
         first, *rest = params
         shape = first["weight"].shape[1:]
         drawn = (x @ first["weight"].reshape(x.shape[-1], -1)).reshape(*x.shape[:-1], *shape)
         drawn = (drawn + first["bias"]).reshape(-1, *shape).astype(self.dtype)
-        if rest:
-            drawn = ACTIVATIONS[self.activation](drawn)
-        for k, (layer, stride) in enumerate(zip(rest, self.strides[1:], strict=True), start=1):
-            activation: Activation = self.activation if k < len(rest) else "none"
-            drawn = spread(drawn, layer["weight"], layer["bias"], stride, activation)
-        return drawn.reshape(*x.shape[:-1], *drawn.shape[1:]).astype(jnp.float32)
+        return (ACTIVATIONS[self.activation](drawn) if rest else drawn), rest
+
+
+@lru_cache(maxsize=8)
+def blocks_of(gallery: Gallery, side: int) -> np.ndarray:
+    """A table of pictures [pictures + 1, numbers] as blocks; its last row is 1 where pixels are."""
+    num_blocks = [-(-n // side) for n in gallery.pictures.shape[1:3]]
+    pictures = np.concatenate([gallery.pictures, np.ones_like(gallery.pictures[:1])])
+    with jax.ensure_compile_time_eval():
+        found = deepen(jnp.asarray(pictures), side, *num_blocks)
+    return np.asarray(found).reshape(len(pictures), -1)
 
 
 def reads_pictures(network: Network) -> bool:

@@ -5,243 +5,138 @@ than multiplying them. Here a program takes some places of a sliding kernel, fet
 it row by row, multiplies and adds up in float32, and only the outcome is written.
 
 `Sliding.read` makes numbers of patches, `Sliding.draw` makes patches of numbers and lays them over
-each other, and `Sliding.learn` is what both have for a gradient of their weights.
+each other, and `Sliding.learn` is what both have for a gradient of their weights. On the way back,
+`Sliding.read_back` knows the activation below and adds up the gradient of its bias; and `miss` says
+how far a drawing lies from a picture of a table, with the gradient in the drawing's place.
+
+Rows should begin at multiples of 16 numbers: only then do 16 bytes travel at once.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from lofo.networks import sliding_kernels as kernels
+from lofo.networks.slides import Slide
 from lofo.types import Array
 
-SMALLEST = 16  # no side of a product on tensor cores may be shorter
-NUM_PLACES, NUM_LEARNT = 64, 128  # places that a program takes at a time
-MOST_COLUMNS = 128  # numbers of a drawn block that a program takes
 MOST_SUMS = 4096  # numbers that a program adds up at a time
-NUM_PROGRAMS = 128  # that share the places of one gradient
 
 
-@dataclass(frozen=True)
-class Sliding:
-    """A square kernel that slides over pictures, and the numbers that belong to its places."""
+class Goal(NamedTuple):
+    """What drawings should add to pictures of a table so that they become others."""
 
-    pictures: tuple[int, ...]  # count, height, width, depth
-    kernel: int
-    stride: int
-    size: int  # numbers of a place
-    interpret: bool = False  # run the kernels' meaning on any device, slowly
+    table: Array  # [pictures + 1, numbers] bytes; the last is 1 where a picture has pixels
+    before: Array  # [count] int32
+    after: Array  # [count] int32
+    counts: Array  # [count] float32: the weight of each drawing
 
-    @property
-    def places(self) -> tuple[int, int, int]:
-        """Count, rows and columns of places."""
-        count, *sides, _ = self.pictures
-        rows, columns = ((n - self.kernel) // self.stride + 1 for n in sides)
-        return count, rows, columns
 
-    @property
-    def reach(self) -> int:
-        """Blocks of `stride` that a kernel covers."""
-        return -(-self.kernel // self.stride)
-
-    @property
-    def blocks(self) -> tuple[int, int, int]:
-        """Count, rows and columns of the blocks that pictures are drawn of."""
-        count, height, width, _ = self.pictures
-        return count, pl.cdiv(height, self.stride), pl.cdiv(width, self.stride)
-
-    @property
-    def run(self) -> int:
-        """Numbers of one row under the kernel: they lie side by side in a picture."""
-        return self.kernel * self.pictures[-1]
-
-    @property
-    def piece(self) -> int:
-        """Numbers of such a row that are fetched at a time."""
-        power = self.run & -self.run  # the largest that goes into it
-        return min(power, 64) if power >= SMALLEST else min(_padded(self.run), 64)
+class Sliding(Slide):
+    """The kernels' calls."""
 
     def read(self, x: Array, weight: Array, bias: Array, activation: str) -> Array:
         """What every place reads in the pictures, through a kernel [k, k, depth, size]."""
-        num = prod(self.places)
-        found = self._call(
-            partial(_read_kernel, self, activation),
-            (pl.cdiv(num, NUM_PLACES),),
-            jax.ShapeDtypeStruct((num * self.size,), x.dtype),
+        num, num_places = prod(self.places), self.plan("read").places
+        (found,) = self._call(
+            "read",
+            partial(kernels.read_kernel, self, activation),
+            (pl.cdiv(num, num_places),),
+            [((num * self.size,), x.dtype)],
             (x, weight, bias),
         )
         return found.reshape(*self.places, self.size)
 
+    def read_back(
+        self, x: Array, weight: Array, below: Array, activation: str
+    ) -> tuple[Array, Array]:
+        """The gradient ahead of the activation that made `below`, and its sum over all places."""
+        num, num_places = prod(self.places), self.plan("read").places
+        num_programs = pl.cdiv(num, num_places)
+        found, sums = self._call(
+            "read",
+            partial(kernels.read_back_kernel, self, activation),
+            (num_programs,),
+            [((num * self.size,), x.dtype), ((num_programs * self.size,), jnp.float32)],
+            (x, weight, below),
+        )
+        return found.reshape(*self.places, self.size), sums.reshape(num_programs, -1).sum(0)
+
     def draw(self, y: Array, weight: Array, bias: Array, activation: str) -> Array:
         """The pictures that the places draw together; the kernel is that of reading."""
-        stride, reach, depth = self.stride, self.reach, self.pictures[-1]
-        rest = (0, reach * stride - self.kernel)
-        weight = jnp.pad(weight, (rest, rest, (0, 0), (0, 0)))
-        weight = weight.reshape(reach, stride, reach, stride, depth, self.size)
-        weight = weight.transpose(0, 2, 5, 1, 3, 4)
-        num_columns = stride * stride * depth
-        drawn = self._call(
-            partial(_draw_kernel, self, activation),
-            (pl.cdiv(prod(self.blocks), NUM_PLACES), pl.cdiv(num_columns, MOST_COLUMNS)),
-            jax.ShapeDtypeStruct((prod(self.pictures),), y.dtype),
-            (y, weight, bias),
+        plan, num_columns = self.plan("draw"), self.stride**2 * self.pictures[-1]
+        (drawn,) = self._call(
+            "draw",
+            partial(kernels.draw_kernel, self, activation),
+            (pl.cdiv(prod(self.blocks), plan.places), pl.cdiv(num_columns, plan.columns)),
+            [((prod(self.pictures),), y.dtype)],
+            (y, self._in_blocks(weight), bias),
         )
         return drawn.reshape(self.pictures)
 
+    def miss(
+        self, y: Array, weight: Array, bias: Array, goal: Goal, scale: float
+    ) -> tuple[Array, Array, Array]:
+        """Half the squares by which `draw` misses its goal, the gradient of these, and of the bias.
+
+        For `stride` 1 and no more numbers a place than one program takes.
+        """
+        num_programs = pl.cdiv(prod(self.blocks), self.plan("draw").places)
+        depth = self.pictures[-1]
+        change, losses, sums = self._call(
+            "draw",
+            partial(kernels.miss_kernel, self, scale),
+            (num_programs, 1),
+            [
+                ((prod(self.pictures),), y.dtype),
+                ((num_programs,), jnp.float32),
+                ((num_programs * depth,), jnp.float32),
+            ],
+            (y, self._in_blocks(weight), bias, *goal),
+        )
+        sums = sums.reshape(num_programs, depth).sum(0)
+        return losses.sum(), change.reshape(self.pictures), sums
+
     def learn(self, x: Array, y: Array) -> Array:
         """The sum over all places of patch ⊗ numbers, [k, k, depth, size], float32."""
+        plan = self.plan("learn")
         num_rows = self.kernel if self.kernel * self.piece * self.size <= MOST_SUMS else 1
         parts = self.kernel // num_rows, pl.cdiv(self.run, self.piece)
-        num_programs = min(
-            pl.cdiv(NUM_PROGRAMS, prod(parts)), pl.cdiv(prod(self.places), NUM_LEARNT)
-        )
+        num_blocks = pl.cdiv(prod(self.places), plan.places)
+        num_programs = min(pl.cdiv(plan.programs, prod(parts)), num_blocks)
         shape = num_programs, self.kernel * self.run * self.size
-        sums = self._call(
-            partial(_learn_kernel, self, num_rows, num_programs),
+        (sums,) = self._call(
+            "learn",
+            partial(kernels.learn_kernel, self, num_rows, num_programs),
             (num_programs, *parts),
-            jax.ShapeDtypeStruct((prod(shape),), jnp.float32),
+            [((prod(shape),), jnp.float32)],
             (x, y),
         )
         depth = self.pictures[-1]
         return sums.reshape(shape).sum(0).reshape(self.kernel, self.kernel, depth, self.size)
 
+    def _in_blocks(self, weight: Array) -> Array:
+        """The kernel as what each place draws in the blocks it reaches, [i, j, size, numbers]."""
+        stride, reach, depth = self.stride, self.reach, self.pictures[-1]
+        rest = (0, reach * stride - self.kernel)
+        weight = jnp.pad(weight, (rest, rest, (0, 0), (0, 0)))
+        weight = weight.reshape(reach, stride, reach, stride, depth, self.size)
+        return weight.transpose(0, 2, 5, 1, 3, 4)
+
     def _call(
-        self, kernel: Any, grid: tuple[int, ...], shape: Any, inputs: tuple[Array, ...]
+        self, kind: str, kernel: Any, grid: tuple[int, ...], outcomes: Any, inputs: Any
     ) -> Any:
+        plan = self.plan(kind)
         return pl.pallas_call(
-            kernel,
+            partial(kernel, plan),
             grid=grid,
-            out_shape=shape,
-            compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
+            out_shape=[jax.ShapeDtypeStruct(*outcome) for outcome in outcomes],
+            compiler_params=plt.CompilerParams(num_warps=plan.warps, num_stages=plan.stages),
             interpret=self.interpret,
-            name=kernel.func.__name__.strip("_"),
+            name=kernel.func.__name__,
         )(*(x.reshape(-1) for x in inputs))
-
-
-def _read_kernel(
-    slide: Sliding, activation: str, x: Any, weight: Any, bias: Any, found: Any
-) -> None:
-    starts, is_place, at = _places(slide, NUM_PLACES, pl.program_id(0))
-    columns = jnp.arange(slide.size)
-    sums = jnp.zeros((NUM_PLACES, slide.size), jnp.float32)
-    for row in range(slide.kernel):
-        for first in range(0, slide.run, slide.piece):
-            patch, own = _fetch(slide, x, starts, is_place, row, first)
-            inside = (own < slide.run)[:, None]
-            at_weight = (row * slide.run + own)[:, None] * slide.size + columns[None, :]
-            sums += _dot(patch, plt.load(weight.at[at_weight], mask=inside, other=0.0))
-    sums = _activate(sums + bias[columns][None, :], activation)
-    at = at[:, None] * slide.size + columns[None, :]
-    _store(found, at, sums, is_place[:, None])
-
-
-def _draw_kernel(
-    slide: Sliding, activation: str, y: Any, weight: Any, bias: Any, drawn: Any
-) -> None:
-    _, height, width, depth = slide.pictures
-    _, rows, columns = slide.places
-    num_own = slide.stride * slide.stride * depth  # numbers of a block
-    own = pl.program_id(1) * MOST_COLUMNS + jnp.arange(min(_padded(num_own), MOST_COLUMNS))
-    at = pl.program_id(0) * NUM_PLACES + jnp.arange(NUM_PLACES)
-    number, row, column = _unravel(at, slide.blocks)
-    size = jnp.arange(slide.size)
-    sums = jnp.zeros((NUM_PLACES, len(own)), jnp.float32)
-    for i in range(slide.reach):
-        for j in range(slide.reach):
-            is_place = (row >= i) & (row - i < rows) & (column >= j) & (column - j < columns)
-            is_place &= number < slide.pictures[0]
-            at = ((number * rows + row - i) * columns + column - j) * slide.size
-            numbers = plt.load(y.at[at[:, None] + size[None, :]], mask=is_place[:, None], other=0.0)
-            at = ((i * slide.reach + j) * slide.size + size)[:, None] * num_own + own[None, :]
-            sums += _dot(numbers, plt.load(weight.at[at], mask=(own < num_own)[None, :], other=0.0))
-    sums = _activate(sums + bias[jax.lax.rem(own, depth)][None, :], activation)
-    # A block's numbers are some rows of a picture, and those of neighbours lie side by side.
-    length = slide.stride * depth
-    down = row[:, None] * slide.stride + jax.lax.div(own, length)[None, :]
-    across = column[:, None] * length + jax.lax.rem(own, length)[None, :]
-    inside = (down < height) & (across < width * depth) & (own < num_own)[None, :]
-    inside &= (number < slide.pictures[0])[:, None]
-    at = (number[:, None] * height + down) * (width * depth) + across
-    _store(drawn, at, sums, inside)
-
-
-def _learn_kernel(
-    slide: Sliding, num_rows: int, num_programs: int, x: Any, y: Any, sums: Any
-) -> None:
-    size, program = jnp.arange(slide.size), pl.program_id(0)
-    first_row, first = pl.program_id(1) * num_rows, pl.program_id(2) * slide.piece
-
-    def add(turn: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        block = turn * num_programs + program
-        starts, is_place, at = _places(slide, NUM_LEARNT, block)
-        at = at[:, None] * slide.size + size[None, :]
-        numbers = plt.load(y.at[at], mask=is_place[:, None], other=0.0)
-        patches = [
-            _fetch(slide, x, starts, is_place, first_row + k, first)[0] for k in range(num_rows)
-        ]
-        return tuple(
-            so_far + _dot(patch, numbers, trans_a=True)
-            for so_far, patch in zip(carry, patches, strict=True)
-        )
-
-    nothing = jnp.zeros((slide.piece, slide.size), jnp.float32)
-    num_turns = pl.cdiv(prod(slide.places), NUM_LEARNT * num_programs)
-    found = jax.lax.fori_loop(0, num_turns, add, (nothing,) * num_rows)
-    own = first + jnp.arange(slide.piece)
-    for k, part in enumerate(found):
-        row = (program * slide.kernel + first_row + k) * slide.run
-        at = (row + own)[:, None] * slide.size + size[None, :]
-        _store(sums, at, part, (own < slide.run)[:, None])
-
-
-def _places(slide: Sliding, num: int, block: Array) -> tuple[Array, Array, Array]:
-    """Where the patches of a block of places begin, which of them there are, and their numbers."""
-    _, height, width, depth = slide.pictures
-    at = block * num + jnp.arange(num)
-    number, row, column = _unravel(at, slide.places)
-    starts = ((number * height + row * slide.stride) * width + column * slide.stride) * depth
-    return starts, at < prod(slide.places), at
-
-
-def _fetch(
-    slide: Sliding, x: Any, starts: Array, is_place: Array, row: Array | int, first: Array | int
-) -> tuple[Array, Array]:
-    """A piece of one row of the patches, and which numbers of the row they are."""
-    _, _, width, depth = slide.pictures
-    own = first + jnp.arange(slide.piece)
-    at = (starts + row * (width * depth))[:, None] + own[None, :]
-    inside = is_place[:, None] & (own < slide.run)[None, :]
-    return plt.load(x.at[at], mask=inside, other=0.0), own
-
-
-def _store(ref: Any, at: Array, values: Array, inside: Array) -> None:
-    # Nowhere, for what is outside: interpreted, a masked store writes what it found there.
-    plt.store(ref.at[jnp.where(inside, at, ref.shape[0])], values.astype(ref.dtype), mask=inside)
-
-
-def _unravel(at: Array, shape: tuple[int, int, int]) -> tuple[Array, Array, Array]:
-    _, rows, columns = shape
-    within = jax.lax.rem(at, rows * columns)
-    return (
-        jax.lax.div(at, rows * columns),
-        jax.lax.div(within, columns),
-        jax.lax.rem(within, columns),
-    )
-
-
-def _activate(x: Array, activation: str) -> Array:
-    return jnp.maximum(x, 0) if activation == "relu" else x
-
-
-def _dot(a: Array, b: Array, *, trans_a: bool = False) -> Array:
-    contracted = ((0 if trans_a else 1,), (0,))
-    return jax.lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
-
-
-def _padded(size: int) -> int:
-    return max(SMALLEST, 1 << (size - 1).bit_length())

@@ -1,0 +1,30 @@
+"""One kernel for the small arrays of a network takes the steps that optax takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lofo.agents import descent
+
+
+def test_steps_are_those_of_optax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "NUM_WORDS", 16)
+    monkeypatch.setattr(descent, "LARGEST", 64)
+    rng = np.random.default_rng(0)
+    draw = lambda: {  # noqa: E731
+        name: jnp.asarray(rng.normal(size=(2, *shape)), jnp.float32)
+        for name, shape in {"a": (3,), "b": (5, 8), "large": (9, 8), "c": (4, 4)}.items()
+    }
+    optimiser = optax.adam(0.01, eps=1e-5)
+    params = draw()
+    ours = theirs = params, jax.vmap(optimiser.init)(params)
+    together = jax.jit(jax.vmap(lambda *x: descent.descend_together(*x, 0.01, 1e-5, True)))
+    plainly = jax.jit(jax.vmap(lambda *x: descent.descend(*x, 0.01, 1e-5)))
+    for _ in range(3):
+        gradient = draw()
+        ours, theirs = together(ours[0], gradient, ours[1]), plainly(theirs[0], gradient, theirs[1])
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-6, atol=1e-7)
