@@ -1,4 +1,4 @@
-"""One kernel for the small arrays of a network takes the steps that optax takes."""
+"""One kernel for many arrays of a network does what optax and `where` do."""
 
 import jax
 import jax.numpy as jnp
@@ -28,3 +28,20 @@ def test_steps_are_those_of_optax(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, two, rtol=2e-6, atol=1e-7)
+
+
+def test_networks_follow_where_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "NUM_WORDS", 16)
+    shapes = {"a": (3,), "b": (5, 8)}
+    leader, follower = (
+        {name: jnp.full((2, *shape), value) for name, shape in shapes.items()}
+        for value in (1.0, 0.0)
+    )
+    is_due = jnp.array([False, True])
+    together = jax.vmap(lambda *x: descent.follow_together(*x, True))
+    found, plain = (
+        together(leader, follower, is_due),
+        jax.vmap(descent.follow)(leader, follower, is_due),
+    )
+    assert jax.tree.map(np.array_equal, found, plain) == {"a": True, "b": True}
+    assert found["b"][0].max() == 0 and found["b"][1].min() == 1

@@ -37,12 +37,13 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True, params=[1, 2], ids=["unrolled", "looped"])
-def small_plans(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """So that a program adds up more than one block of places."""
-    plan = slides.Plan(16, stages=request.param, columns=32, programs=2)
+@pytest.fixture(autouse=True)
+def small_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a program adds up more than one block of places; reading is not a loop."""
+    plan = slides.Plan(16, stages=2, columns=32, programs=2)
+    plans = {"read": plan._replace(stages=1), "draw": plan, "learn": plan}
     monkeypatch.setattr(slides, "PLANS", {})
-    monkeypatch.setattr(slides, "DEFAULTS", dict.fromkeys(slides.DEFAULTS, plan))
+    monkeypatch.setattr(slides, "DEFAULTS", plans)
 
 
 @FORMS
@@ -59,7 +60,11 @@ def test_a_convolution_equals_patches_and_a_product(
 
 @pytest.mark.parametrize(
     ("kernels", "strides", "channels"),
-    [((5,), (3,), (32, 3)), ((5, 3), (3, 2), (64, 16, 8)), ((4, 2), (2, 3), (16, 32, 5))],
+    [
+        ((5,), (3,), (32, 3)),
+        pytest.param((5, 3), (3, 2), (64, 16, 8), marks=pytest.mark.slow),
+        pytest.param((4, 2), (2, 3), (16, 32, 5), marks=pytest.mark.slow),
+    ],
     ids=["ragged blocks", "rows", "gaps"],
 )
 def test_transposed_convolutions_equal_the_plain_ones(

@@ -1,9 +1,11 @@
-"""Steps of Adam; on a GPU one kernel takes the small arrays of a network all at once.
+"""Steps of Adam, and networks that follow others; on a GPU one kernel takes many arrays at once.
 
 Each of them alone is the work of a microsecond, and there are a dozen and a half in a model of
-pictures. Large arrays are left to the compiler, which may join a step to what made the gradient.
+pictures. Large arrays take their steps by the compiler, which may join them to what made the
+gradient.
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -20,6 +22,11 @@ from lofo.types import Array, Tree
 LARGEST = 2**18  # numbers of an array that the kernel takes
 NUM_WORDS = 1024  # that a program takes
 NUM_WARPS = 4
+
+
+def remember(params: Tree) -> Tree:
+    """What Adam begins with."""
+    return optax.adam(0.0).init(params)
 
 
 def descend(
@@ -69,16 +76,7 @@ def _take(
     """Values, means and squares behind a step, from those and gradients."""
     flat = [x.reshape(-1) for kind in zip(*arrays, strict=True) for x in kind]
     sizes = [leaves[0].size for leaves in arrays]
-    num_states = 3 * len(arrays)
-    found = pl.pallas_call(
-        partial(_kernel, step, sizes),
-        grid=(sum(pl.cdiv(size, NUM_WORDS) for size in sizes),),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat[:num_states]],
-        input_output_aliases={1 + k: k for k in range(num_states)},
-        compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
-        interpret=interpret,
-        name="descend",
-    )(scales, *flat)
+    found = _call(partial(_descend_kernel, step), "descend", sizes, scales, flat, interpret)
     kinds = (found[k :: len(arrays)] for k in range(len(arrays)))
     return [
         tuple(x.reshape(leaves[0].shape) for x in kind)
@@ -86,18 +84,73 @@ def _take(
     ]
 
 
-def _kernel(step: Any, sizes: list[int], scales: Any, *refs: Any) -> None:
-    num = len(sizes)
-    given, found = refs[: 4 * num], refs[4 * num :]
+def follow(leader: Tree, follower: Tree, is_due: Array) -> Tree:
+    """The leader where that is due, and else the follower."""
+    if onchip.is_supported():
+        return follow_together(leader, follower, is_due)
+    return jax.tree.map(lambda new, old: jnp.where(is_due, new, old), leader, follower)
+
+
+def follow_together(leader: Tree, follower: Tree, is_due: Array, interpret: bool = False) -> Tree:
+    """The same in one kernel, which moves nothing where nothing is due."""
+    leaves, structure = jax.tree.flatten(follower)
+    sizes = [leaf.size for leaf in leaves]
+    flat = [x.reshape(-1) for x in (*leaves, *jax.tree.leaves(leader))]
+    is_due = is_due.astype(jnp.int32).reshape(1)
+    found = _call(_follow_kernel, "follow", sizes, is_due, flat, interpret)
+    shaped = [x.reshape(leaf.shape) for x, leaf in zip(found, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
+
+
+def _call(
+    kernel: Any, name: str, sizes: list[int], shared: Array, flat: list[Array], interpret: bool
+) -> list[Array]:
+    """A kernel for arrays of some sizes, of several kinds: all but the last kind it changes."""
+    num_changed = len(flat) - len(sizes)
+    found: list[Array] = pl.pallas_call(
+        partial(kernel, sizes),
+        grid=(sum(pl.cdiv(size, NUM_WORDS) for size in sizes),),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat[:num_changed]],
+        input_output_aliases={1 + k: k for k in range(num_changed)},
+        compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
+        interpret=interpret,
+        name=name,
+    )(shared, *flat)
+    return found
+
+
+def _descend_kernel(step: Any, sizes: list[int], scales: Any, *refs: Any) -> None:
+    given, found = refs[: 4 * len(sizes)], refs[4 * len(sizes) :]
+
+    def take(k: int, at: Array, inside: Array) -> None:
+        own = given[k :: len(sizes)]
+        *old, slope = (plt.load(x.at[at], mask=inside, other=0.0) for x in own)
+        new = step(tuple(old), slope, (scales[0], scales[1]))
+        for ref, array in zip(found[k :: len(sizes)], new, strict=True):
+            plt.store(ref.at[at], array, mask=inside)
+
+    _share(sizes, take, True)
+
+
+def _follow_kernel(sizes: list[int], is_due: Any, *refs: Any) -> None:
+    leaders, found = refs[len(sizes) : 2 * len(sizes)], refs[2 * len(sizes) :]
+
+    def take(k: int, at: Array, inside: Array) -> None:
+        new = plt.load(leaders[k].at[at], mask=inside, other=0.0)
+        plt.store(found[k].at[at], new, mask=inside)
+
+    _share(sizes, take, is_due[0] > 0)
+
+
+def _share(
+    sizes: list[int], take: Callable[[int, Array, Array], None], is_due: Array | bool
+) -> None:
+    """Lets this program take the words of the array that are its own."""
     ends = list(accumulate(pl.cdiv(size, NUM_WORDS) for size in sizes))
     program = pl.program_id(0)
     for k, (size, start, end) in enumerate(zip(sizes, [0, *ends], ends, strict=False)):
 
-        @pl.when((program >= start) & (program < end))
+        @pl.when((program >= start) & (program < end) & is_due)
         def _(k: int = k, size: int = size, start: int = start) -> None:
             at = (program - start) * NUM_WORDS + jnp.arange(NUM_WORDS)
-            inside = at < size
-            *old, slope = (plt.load(x.at[at], mask=inside, other=0.0) for x in given[k::num])
-            new = step(tuple(old), slope, (scales[0], scales[1]))
-            for ref, array in zip(found[k::num], new, strict=True):
-                plt.store(ref.at[at], array, mask=inside)
+            take(k, at, at < size)

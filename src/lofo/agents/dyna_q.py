@@ -6,14 +6,13 @@ Q-network, whose targets come from the model only: real rewards never reach the 
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from lofo.agents.base import Appetite
-from lofo.agents.descent import descend
+from lofo.agents.descent import descend, follow, remember
 from lofo.agents.losses import (
     dynamics_loss,
     planning_target,
@@ -122,8 +121,8 @@ class DynaQ:
             model=model,
             value=value,
             target=jax.tree.map(jnp.copy, value),
-            model_optimiser=self._optimiser.init(model),
-            value_optimiser=self._optimiser.init(value),
+            model_optimiser=remember(model),
+            value_optimiser=remember(value),
             num_updates=jnp.zeros((), jnp.int32),
         )
 
@@ -160,7 +159,7 @@ class DynaQ:
             planned = jax.tree.map(lambda new, old: jnp.where(is_ready, new, old), planned, state)
         num_updates = planned.num_updates + 1
         due = num_updates % self.target_period == 0
-        target = jax.tree.map(lambda v, t: jnp.where(due, v, t), planned.value, planned.target)
+        target = follow(planned.value, planned.target, due)
         metrics = jax.tree.map(jnp.mean, model_metrics | plan_metrics)
         return planned._replace(target=target, num_updates=num_updates), metrics
 
@@ -232,8 +231,8 @@ class DynaQ:
         loss, gradient = jax.value_and_grad(
             lambda value: value_loss(self._value.apply(value, observation), action, target)
         )(state.value)
-        change, optimiser = self._optimiser.update(gradient, state.value_optimiser)
-        value = optax.apply_updates(state.value, change)
+        rates = self.value_learning_rate, self.adam_epsilon
+        value, optimiser = descend(state.value, gradient, state.value_optimiser, *rates)
         return state._replace(value=value, value_optimiser=optimiser), {"value_loss": loss}
 
     def _model(self, model: Tree, x: Array, action: Array) -> tuple[Array, Array, Array]:
@@ -294,7 +293,3 @@ class DynaQ:
     @property
     def _value(self) -> Network:
         return Chain((self.value, linear(self.num_actions, self.output_init)))
-
-    @property
-    def _optimiser(self) -> Any:
-        return optax.adam(self.value_learning_rate, eps=self.adam_epsilon)
