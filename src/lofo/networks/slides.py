@@ -16,7 +16,7 @@ class Plan(NamedTuple):
     programs: int = 132  # that share the places of one gradient
 
 
-# By kernel, stride, depth and size; measured where the paper's MiniGrid asks for them.
+# By kernel, stride, depth and size: what the paper's MiniGrid wants other than the defaults.
 PLANS = {
     ("read", 2, 1, 32, 32): Plan(128),
     ("read", 2, 1, 48, 32): Plan(128),

@@ -16,6 +16,7 @@ from lofo.types import Array
 def read_kernel(
     slide: Slide, activation: str, plan: Plan, x: Any, weight: Any, bias: Any, found: Any
 ) -> None:
+    """Places read pictures."""
     sums, at, is_place = _reading(slide, plan, x, weight)
     columns = jnp.arange(slide.size)
     sums = _activate(sums + bias[columns][None, :], activation)
@@ -27,6 +28,7 @@ def read_back_kernel(
     slide: Slide, activation: str, plan: Plan, x: Any, weight: Any, below: Any,
     found: Any, totals: Any,
 ) -> None:  # fmt: skip
+    """Places read a gradient, mind the activation below and add up."""
     sums, at, is_place = _reading(slide, plan, x, weight)
     columns = jnp.arange(slide.size)
     at = at[:, None] * slide.size + columns[None, :]
@@ -57,6 +59,7 @@ def _reading(slide: Slide, plan: Plan, x: Any, weight: Any) -> tuple[Array, Arra
 def draw_kernel(
     slide: Slide, activation: str, plan: Plan, y: Any, weight: Any, bias: Any, drawn: Any
 ) -> None:
+    """Blocks of pictures are drawn."""
     _, height, width, depth = slide.pictures
     sums, (number, row, column), own = _drawing(slide, plan, y, weight, bias)
     sums = _activate(sums, activation)
@@ -75,6 +78,7 @@ def miss_kernel(
     slide: Slide, scale: float, plan: Plan, y: Any, weight: Any, bias: Any,
     table: Any, before: Any, after: Any, counts: Any, change: Any, losses: Any, totals: Any,
 ) -> None:  # fmt: skip
+    """Blocks of pictures are drawn and compared."""
     count, rows, columns = slide.blocks
     sums, (number, row, column), own = _drawing(slide, plan, y, weight, bias)
     is_block, depth = number < count, slide.pictures[-1]
@@ -125,6 +129,7 @@ def _drawing(
 def learn_kernel(
     slide: Slide, num_rows: int, num_programs: int, plan: Plan, x: Any, y: Any, sums: Any
 ) -> None:
+    """Patches times numbers, added up over a program's own places."""
     size, program = jnp.arange(slide.size), pl.program_id(0)
     first_row, first = pl.program_id(1) * num_rows, pl.program_id(2) * slide.piece
 
