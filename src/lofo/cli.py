@@ -101,7 +101,11 @@ class Run:
         print(f"Rows: {out}. Figures: lofo report {out}")
 
     def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-        experiment = _changed(experiment, override(experiment, overrides))
+        changed = override(experiment, overrides)
+        for sweep in SWEEPS.values():
+            if experiment.id.startswith(f"{sweep.id}/"):
+                sweep.check_kept(experiment, changed)
+        experiment = _changed(experiment, changed)
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         fraction = parse_fraction(self.fraction)
