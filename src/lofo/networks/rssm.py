@@ -102,8 +102,9 @@ class RSSM:
         self, params: Layers, state: RSSMState, action: Array, noise: Array
     ) -> tuple[RSSMState, Statistics]:
         """`imagine` for loops, which have drawn their noise ahead."""
-        joined = jnp.concatenate([state.stochastic, action], axis=-1)
-        return self._guess(params, state, apply_layer(params["input"], joined), noise)
+        layers, part = self._part_inputs(params, action)
+        driven = apply_layer(layers["input"], state.stochastic) + part
+        return self._guess(layers, state, driven, noise)
 
     def imagine_window(
         self, params: Layers, state: RSSMState, actions: Array, key: Key
@@ -182,7 +183,9 @@ class RSSM:
         """Layers whose input layer takes the latent alone, and what actions add to its outcome."""
         size = self.latent.size
         weight, bias = params["input"]["weight"], params["input"]["bias"]
-        part = apply_layer({"weight": weight[size:], "bias": bias}, action)
+        # few numbers: their part needs no product, and rows of both would begin anywhere in memory
+        own, action = (x.astype(jnp.float32) for x in (weight[size:], action.astype(weight.dtype)))
+        part = sum((action[..., k, None] * row for k, row in enumerate(own)), bias)
         return params | {"input": {"weight": weight[:size]}}, part
 
     def _observe_step(
