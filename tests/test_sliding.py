@@ -4,11 +4,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lofo.networks import convolutions, patchless, sliding
+
+INTERPRETED = patchless.Kernels(sliding.Sliding, option=True)
 
 
 def assert_same(ours: Any, plain: Any, shapes: list[tuple[int, ...]]) -> None:
@@ -48,7 +49,7 @@ def test_a_convolution_equals_patches_and_a_product(
 ) -> None:
     side = 2 * stride + kernel + 1  # the kernel does not reach the last pixels
     assert_same(
-        lambda *x: patchless.convolve(*x, stride, activation, True),
+        lambda *x: patchless.convolve(*x, stride, activation, INTERPRETED),
         lambda *x: convolutions.convolve(*x, stride, activation),
         [(3, side, side + stride, depth), (kernel, kernel, depth, size), (size,)],
     )
@@ -59,17 +60,7 @@ def test_a_transposed_convolution_equals_the_plain_one(
     kernel: int, stride: int, depth: int, size: int, activation: Any
 ) -> None:
     assert_same(
-        lambda *x: patchless.spread(*x, stride, activation, True),
+        lambda *x: patchless.spread(*x, stride, activation, INTERPRETED),
         lambda *x: convolutions.spread(*x, stride, activation),
         [(3, 3, 4, size), (size, kernel, kernel, depth), (depth,)],
     )
-
-
-def test_kernels_are_for_pictures_in_bfloat16_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = jnp.zeros((1, 8, 8, 3), jnp.bfloat16)
-    assert not patchless.suits(x, 32, "relu")
-    gpu = type("Device", (), {"compute_capability": "9.0"})()
-    monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    assert patchless.suits(x, 32, "relu") and patchless.suits(x, 64, "none")
-    assert not patchless.suits(x, 48, "relu") and not patchless.suits(x, 32, "elu")
-    assert not patchless.suits(x.astype(jnp.float32), 32, "relu")

@@ -1,5 +1,10 @@
-"""Convolutions and their transposes by the kernels of `sliding`: each is the other's way back."""
+"""Convolutions and their transposes on a GPU without patches in memory.
 
+Each is the other's way back. The kernels are our own or the library's: `sliding`, `library`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -7,25 +12,55 @@ import jax
 import jax.numpy as jnp
 
 from lofo.networks import onchip
+from lofo.networks.library import Library, one_by_one
 from lofo.networks.sliding import Sliding
 from lofo.types import Array
 
-SIZES = 16, 32, 64  # numbers of a place that the kernels know
+SIZES = 16, 32, 64  # numbers of a place that our own kernels know
+ENOUGH = 2**30  # multiplications that keep a GPU busy
 
 
-def suits(x: Array, size: int, activation: str) -> bool:
-    """Whether the kernels are for these pictures or places, and for this device."""
-    is_known = size in SIZES and activation in ("relu", "none")
-    return is_known and x.dtype == jnp.bfloat16 and onchip.is_supported()
+@dataclass(frozen=True)
+class Kernels:
+    """Whose kernels to use."""
+
+    make: Callable[..., Any]  # Sliding or Library
+    option: Any  # the last field of what is made
+
+    def slide(self, *form: Any) -> Any:
+        """For pictures of a shape, a kernel, a stride and the numbers of a place."""
+        return self.make(*form, self.option)
+
+    def runs(self, function: Callable[..., Any], *, folds: bool) -> Callable[..., Any]:
+        """A function as `vmap` should take it."""
+        return one_by_one(function, folds=folds) if self.make is Library else function
+
+
+def kernels_for(x: Array, size: int, num_products: int, activation: str) -> Kernels | None:
+    """The kernels for pictures, or for places of a size, if this device has better than patches."""
+    if not onchip.is_supported():
+        return None
+    if x.dtype == jnp.bfloat16 and size in SIZES and activation in ("relu", "none"):
+        return Kernels(Sliding, option=False)
+    if num_products < ENOUGH:
+        return None
+    # asked for here and not by the kernels: the way back has the precision of the way forth
+    is_coarse = x.dtype == jnp.bfloat16
+    precision = None if is_coarse else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return Kernels(Library, precision)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def convolve(
-    x: Array, weight: Array, bias: Array, stride: int, activation: str, interpret: bool = False
+    x: Array, weight: Array, bias: Array, stride: int, activation: str, kernels: Kernels
 ) -> Array:
     """Pictures [N, H, W, C] with a kernel [k, k, C, O] and a bias [O], in the pictures' dtype."""
-    slide = Sliding(x.shape, len(weight), stride, weight.shape[-1], interpret)
-    return slide.read(x, weight.astype(x.dtype), bias, activation)
+
+    def forth(x: Array, weight: Array, bias: Array) -> Array:
+        slide = kernels.slide(x.shape, len(weight), stride, weight.shape[-1])
+        return slide.read(x, weight.astype(x.dtype), bias, activation)
+
+    return kernels.runs(forth, folds=True)(x, weight, bias)
 
 
 def _convolve_forth(x: Array, weight: Array, bias: Array, *options: Any) -> tuple[Array, Any]:
@@ -34,13 +69,15 @@ def _convolve_forth(x: Array, weight: Array, bias: Array, *options: Any) -> tupl
 
 
 def _convolve_back(
-    stride: int, activation: str, interpret: bool, seen: Any, change: Array
+    stride: int, activation: str, kernels: Kernels, seen: Any, change: Array
 ) -> tuple[Array, Array, Array]:
-    x, weight, y = seen
-    slide = Sliding(x.shape, len(weight), stride, weight.shape[-1], interpret)
-    change = _before(activation, y, change)
-    below = slide.draw(change, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
-    return below, slide.learn(x, change), _added(change)
+    def back(x: Array, weight: Array, y: Array, change: Array) -> tuple[Array, Array, Array]:
+        slide = kernels.slide(x.shape, len(weight), stride, weight.shape[-1])
+        change = _before(activation, y, change)
+        below = slide.draw(change, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
+        return below, slide.learn(x, change), _added(change)
+
+    return kernels.runs(back, folds=False)(*seen, change)
 
 
 convolve.defvjp(_convolve_forth, _convolve_back)
@@ -48,10 +85,15 @@ convolve.defvjp(_convolve_forth, _convolve_back)
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def spread(
-    x: Array, weight: Array, bias: Array, stride: int, activation: str, interpret: bool = False
+    x: Array, weight: Array, bias: Array, stride: int, activation: str, kernels: Kernels
 ) -> Array:
     """The transposed convolution of [N, H, W, C] with [C, k, k, O], in the dtype of `x`."""
-    return _drawing(x, weight, stride, interpret).draw(x, _turned(weight, x), bias, activation)
+
+    def forth(x: Array, weight: Array, bias: Array) -> Array:
+        slide = _drawing(kernels, x, weight, stride)
+        return slide.draw(x, _turned(weight, x), bias, activation)
+
+    return kernels.runs(forth, folds=True)(x, weight, bias)
 
 
 def _spread_forth(x: Array, weight: Array, bias: Array, *options: Any) -> tuple[Array, Any]:
@@ -60,23 +102,25 @@ def _spread_forth(x: Array, weight: Array, bias: Array, *options: Any) -> tuple[
 
 
 def _spread_back(
-    stride: int, activation: str, interpret: bool, seen: Any, change: Array
+    stride: int, activation: str, kernels: Kernels, seen: Any, change: Array
 ) -> tuple[Array, Array, Array]:
-    x, weight, y = seen
-    slide = _drawing(x, weight, stride, interpret)
-    change = _before(activation, y, change)
-    below = slide.read(change, _turned(weight, x), jnp.zeros(x.shape[-1]), "none")
-    return below, jnp.moveaxis(slide.learn(change, x), -1, 0), _added(change)
+    def back(x: Array, weight: Array, y: Array, change: Array) -> tuple[Array, Array, Array]:
+        slide = _drawing(kernels, x, weight, stride)
+        change = _before(activation, y, change)
+        below = slide.read(change, _turned(weight, x), jnp.zeros(x.shape[-1]), "none")
+        return below, jnp.moveaxis(slide.learn(change, x), -1, 0), _added(change)
+
+    return kernels.runs(back, folds=False)(*seen, change)
 
 
 spread.defvjp(_spread_forth, _spread_back)
 
 
-def _drawing(x: Array, weight: Array, stride: int, interpret: bool) -> Sliding:
+def _drawing(kernels: Kernels, x: Array, weight: Array, stride: int) -> Any:
     count, *sides, size = x.shape
     kernel, depth = weight.shape[2:]
     height, width = ((n - 1) * stride + kernel for n in sides)
-    return Sliding((count, height, width, depth), kernel, stride, size, interpret)
+    return kernels.slide((count, height, width, depth), kernel, stride, size)
 
 
 def _turned(weight: Array, x: Array) -> Array:
@@ -85,8 +129,12 @@ def _turned(weight: Array, x: Array) -> Array:
 
 
 def _before(activation: str, y: Array, change: Array) -> Array:
-    """The gradient ahead of the activation."""
-    return change if activation == "none" else jnp.where(y > 0, change, 0)
+    """The gradient ahead of the activation, told by its outcome."""
+    if activation == "none":
+        return change
+    if activation == "tanh":
+        return change * (1 - y**2)
+    return jnp.where(y > 0, change, change * (y + 1) if activation == "elu" else 0)
 
 
 def _added(change: Array) -> Array:

@@ -75,10 +75,20 @@ class CNN:
     def apply(self, params: Tree, x: Array | Picked) -> Array:
         if isinstance(x, Picked):
             return self._apply_once(params, x)
-        y = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
+        height, width = (self._num_seen(n) for n in x.shape[-3:-1])
+        y = x.reshape(-1, *x.shape[-3:])[:, :height, :width].astype(self.dtype)
         for layer, stride in zip(params, self.strides, strict=True):
             y = convolve(y, layer["weight"], layer["bias"], stride, self.activation)
         return y.reshape(*x.shape[:-3], -1).astype(jnp.float32)
+
+    def _num_seen(self, length: int) -> int:
+        """Pixels of a side that anything depends on: the last ones may not fill a kernel."""
+        forms = list(zip(self.kernels, self.strides, strict=True))
+        for kernel, stride in forms:
+            length = (length - kernel) // stride + 1
+        for kernel, stride in reversed(forms):
+            length = (length - 1) * stride + kernel
+        return length
 
     def _apply_once(self, params: Tree, x: Picked) -> Array:
         """The same, asked once for every distinct patch; that is little, and always float32."""
