@@ -165,6 +165,18 @@ def test_a_sweep_runs_in_one_program(packs: Any, capsys: Any) -> None:
     assert buffer.name == "LoFo, beta 1, radius 0.01, limit 5"
 
 
+def test_what_a_sweep_varies_cannot_be_overridden(
+    packs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ids would tell other values than those it ran with."""
+    with pytest.raises(SystemExit):
+        cli.main(["run", SEARCH, "--buffer.rule.limit", "5"])
+    assert "has limit 1, got 5: name another run of the sweep" in capsys.readouterr().err
+    assert not packs
+    cli.main(["run", SEARCH, "--buffer.capacity", "50000"])
+    assert len(packs) == 1
+
+
 def test_a_sweep_holds_the_settings_of_the_paper() -> None:
     """Every combination once; the one that the paper chose is the run the sweep varies."""
     experiments, chosen = find_all(SEARCH), REGISTRY[MOUNTAINCAR]

@@ -107,7 +107,7 @@ def test_the_paper_s_encoders_read_rows_as_they_read_pictures() -> None:
     assert_close(ask(params, picked), ask(params, picked.pixels()), 1e-5)
 
 
-def test_convolving_by_multiplied_blocks_is_the_convolution_of_lax() -> None:
+def test_convolving_is_the_convolution_of_lax() -> None:
     """Value and both gradients, to 1e-5 of the largest number."""
     keys = jax.random.split(KEY, 3)
     x = jax.random.normal(keys[0], (2, 9, 8, 30))
@@ -116,12 +116,12 @@ def test_convolving_by_multiplied_blocks_is_the_convolution_of_lax() -> None:
     def plain(x: jax.Array, weight: jax.Array) -> jax.Array:
         return jax.lax.conv_general_dilated(x, weight, (2, 2), "VALID", dimension_numbers=LAYOUT)
 
-    def blocks(x: jax.Array, weight: jax.Array) -> jax.Array:
+    def patches(x: jax.Array, weight: jax.Array) -> jax.Array:
         return convolve(x, weight, jnp.zeros(2), 2, "none")
 
     @jax.jit
     def both(x: jax.Array, weight: jax.Array) -> tuple[Any, Any]:
-        ours, theirs = (jax.vjp(f, x, weight) for f in (blocks, plain))
+        ours, theirs = (jax.vjp(f, x, weight) for f in (patches, plain))
         light = jax.random.normal(keys[2], theirs[0].shape)
         return (ours[0], ours[1](light)), (theirs[0], theirs[1](light))
 

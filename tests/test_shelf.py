@@ -107,10 +107,13 @@ def test_a_survey_against_numbers_by_hand() -> None:
     across, up = (right - left) / chart.shape[1], (top - bottom) / chart.shape[0]
     told = survey(car(Handcrafted((1.0, 100.0))))[3]
     gaps = sorted([across, 100 * up])
-    assert told["distances"]["cell_q1"] == pytest.approx(gaps[0], rel=1e-4)
-    assert told["distances"]["cell_q99"] == pytest.approx(gaps[1], rel=1e-4)
-    assert "look_q50" not in told["distances"]  # its looks are actions of one state
-    radii = told["radii"]
+    assert told.distances["cell_q1"] == pytest.approx(gaps[0], rel=1e-4)
+    assert told.distances["cell_q99"] == pytest.approx(gaps[1], rel=1e-4)
+    assert "look_q50" not in told.distances  # its looks are actions of one state
+    assert told.maps["gap"].shape == (*chart.shape, 1)
+    np.testing.assert_allclose(told.maps["gap"][0, 0], sum(gaps) / 2, rtol=1e-4)
+    assert np.nanmin(told.maps["colours"]) == 0 and np.nanmax(told.maps["colours"]) == 1
+    radii = told.radii
     assert [r["radius"] for r in radii] == sorted(r["radius"] for r in radii)
     assert any(r["radius"] == 0.01 for r in radii)  # the run's own
     remembered = [r["after_walk"] for r in radii]
@@ -125,7 +128,8 @@ def test_the_command_prints_and_keeps_what_it_measured(
     monkeypatch.setattr(localities, "survey", lambda experiment, shelf: told)
     cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "one action apart" in printed and "after the run" in printed
+    assert "one action apart" in printed and "after the run, at most" in printed
+    assert len(list(tmp_path.glob("*.png"))) == 1
     (file,) = tmp_path.glob("*.json")
     record = json.loads(file.read_text())
     assert record["run"] == "mountaincar/dyna_q/lofo" and record["seeds"]["3"]["radii"]

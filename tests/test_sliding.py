@@ -8,9 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.networks import Gallery, Picked, Pixels, TransposedCNN, convolutions, patchless, slides
+from lofo.networks import (
+    Gallery,
+    Picked,
+    Pixels,
+    TransposedCNN,
+    convolutions,
+    drawings,
+    patchless,
+    slides,
+)
+from lofo.networks.drawings import Way
 from lofo.networks.pictures import blocks_of
-from lofo.networks.sliding import Goal
+from lofo.networks.sliding import Goal, Sliding
+
+INTERPRETED = patchless.Kernels(Sliding, option=True)
 
 
 def assert_same(ours: Any, plain: Any, shapes: list[tuple[int, ...]]) -> None:
@@ -52,9 +64,18 @@ def test_a_convolution_equals_patches_and_a_product(
 ) -> None:
     side = 2 * stride + kernel + 1  # the kernel does not reach the last pixels
     assert_same(
-        lambda *x: patchless.convolve(*x, stride, activation, True),
+        lambda *x: patchless.convolve(*x, stride, activation, INTERPRETED),
         lambda *x: convolutions.convolve(*x, stride, activation),
         [(3, side, side + stride, depth), (kernel, kernel, depth, size), (size,)],
+    )
+
+
+def test_a_transposed_convolution_equals_the_plain_one() -> None:
+    """Alone, with an activation of its own, as where others follow that the kernels do not know."""
+    assert_same(
+        lambda *x: patchless.spread(*x, 3, "relu", INTERPRETED),
+        lambda *x: convolutions.spread(*x, 3, "relu"),
+        [(3, 3, 4, 64), (64, 5, 5, 16), (16,)],
     )
 
 
@@ -71,7 +92,7 @@ def test_transposed_convolutions_equal_the_plain_ones(
     kernels: tuple[int, ...], strides: tuple[int, ...], channels: tuple[int, ...]
 ) -> None:
     assert_same(
-        lambda x, *p: patchless.spread(x, p[::2], p[1::2], patchless.Way(strides, "relu", True)),
+        lambda x, *p: drawings.spread(x, p[::2], p[1::2], Way(strides, "relu", INTERPRETED)),
         lambda x, *p: plainly(x, p, strides),
         [(3, 3, 4, channels[0]), *layers(kernels, channels)],
     )
@@ -105,8 +126,8 @@ def test_a_drawing_is_compared_where_it_is_made() -> None:
 
     def ours(x: jax.Array, *p: jax.Array) -> jax.Array:
         goal = Goal(jnp.asarray(blocks_of(gallery, strides[-1])), before, after, counts)
-        way = patchless.Way(strides, "relu", True)
-        return patchless.miss(x, p[::2], p[1::2], goal, 1 / 255, way)
+        way = Way(strides, "relu", INTERPRETED)
+        return drawings.miss(x, p[::2], p[1::2], goal, 1 / 255, way)
 
     def plain(x: jax.Array, *p: jax.Array) -> jax.Array:
         seen = jnp.asarray(gallery.pictures / np.float32(255))
@@ -116,14 +137,12 @@ def test_a_drawing_is_compared_where_it_is_made() -> None:
     assert_same(ours, plain, [(3, 2, 3, 16), *layers(kernels, channels)])
 
 
-def test_kernels_are_for_pictures_in_bfloat16_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = jnp.zeros((1, 8, 8, 3), jnp.bfloat16)
-    assert not patchless.suits(x, 32, "relu")
-    gpu = type("Device", (), {"compute_capability": "9.0"})()
-    monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    assert patchless.suits(x, 32, "relu") and patchless.suits(x, 64, "none")
-    assert not patchless.suits(x, 48, "relu") and not patchless.suits(x, 32, "elu")
-    assert not patchless.suits(x.astype(jnp.float32), 32, "relu")
+def test_drawings_of_listed_pictures_are_compared_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoder = TransposedCNN((64, 32, 3), (6, 6, 5), (1, 4, 3), dtype="bfloat16")
     shown = Picked(jnp.zeros(2, jnp.int32), Gallery(np.zeros((1, 80, 80, 3), np.uint8)), Pixels())
+    assert not decoder.compares(shown, shown)
+    gpu = type("Device", (), {"compute_capability": "9.0"})()
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
     assert decoder.compares(shown, shown) and not decoder.compares(shown, shown.pixels())

@@ -78,7 +78,7 @@ class Run:
     """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
     shrink alike."""
     preset: str | None = None
-    """`small`: a version of a run of DreamerV2 for two cores of a CPU, 20 minutes."""
+    """`small`: a version of a run of DreamerV2 or PlaNet for two cores of a CPU, within an hour."""
     out: Path | None = None
     """Where rows and checkpoints go; runs/ID if left out."""
     checkpoint_seconds: float = 120.0
@@ -101,7 +101,11 @@ class Run:
         print(f"Rows: {out}. Figures: lofo report {out}")
 
     def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
-        experiment = _changed(experiment, override(experiment, overrides))
+        changed = override(experiment, overrides)
+        for sweep in SWEEPS.values():
+            if experiment.id.startswith(f"{sweep.id}/"):
+                sweep.check_kept(experiment, changed)
+        experiment = _changed(experiment, changed)
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         fraction = parse_fraction(self.fraction)

@@ -3,13 +3,14 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from lofo.experiments import find
+from lofo import reports
+from lofo.experiments import Experiment, find
 from lofo.experiments.provenance import provenance
-from lofo.experiments.survey import survey
+from lofo.experiments.survey import Survey, survey
 from lofo.options import parse_seeds
 from lofo.types import LofoError
 
@@ -34,19 +35,27 @@ class Fit:
             raise LofoError("name at least one run; `lofo list` shows them")
         for name in self.ids:
             experiment = replace(find(name), seeds=parse_seeds(self.seeds))
-            told = survey(experiment, self.out)
-            record = {"run": name, **provenance(), "seeds": told}
-            file = self.out / f"{name.replace('/', '-')}.json"
-            file.write_text(json.dumps(record, indent=1) + "\n")
-            print(name)
-            for seed, found in told.items():
-                print(f"  seed {seed}\n{_table(found)}")
-            print(f"  {file}")
+            self._tell(experiment, survey(experiment, self.out))
+
+    def _tell(self, experiment: Experiment, told: dict[int, Survey]) -> None:
+        """Prints, and writes what was measured and a picture for each seed."""
+        stem = self.out / experiment.id.replace("/", "-")
+        seeds = {seed: {"distances": s.distances, "radii": s.radii} for seed, s in told.items()}
+        record = {"run": experiment.id, **provenance(), "seeds": seeds}
+        stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        chart = experiment.environment.chart()
+        radius = float(experiment.buffer.rule.radius)  # type: ignore[attr-defined]  # it is local
+        print(f"{experiment.id}: {stem.with_suffix('.json')}")
+        for seed, found in told.items():
+            title = f"{experiment.id}, seed {seed}"
+            path = stem.with_name(f"{stem.name}-seed{seed}.png")
+            reports.draw_locality(found.maps, chart.extent, chart.axes, radius, title, path)
+            print(f"  seed {seed}: {path}\n{_table(found)}")
 
 
-def _table(found: dict[str, Any]) -> str:
+def _table(found: Survey) -> str:
     """Distances by their quantiles, then what each radius remembers."""
-    distances = found["distances"]
+    distances = found.distances
     kinds = [kind for kind in ("step", "cell", "look", "pair") if f"{kind}_q50" in distances]
     quantiles = (1, 25, 50, 75, 99)
     words = {"step": "one action apart", "cell": "neighbouring cells", "pair": "random pairs"}
@@ -54,8 +63,8 @@ def _table(found: dict[str, Any]) -> str:
     for kind in kinds:
         values = "".join(f"{distances[f'{kind}_q{q}']:10.4f}" for q in quantiles)
         lines.append(f"    {words.get(kind, 'looks within a cell'):23}{values}")
-    lines.append(f"    {'radius':>10}{'after the walk':>20}{'after the run':>20}")
+    lines.append(f"    {'radius':>10}{'after the walk':>20}{'after the run, at most':>24}")
     lines += [
-        f"    {r['radius']:10.4f}{r['after_walk']:20,}{r['after_run']:20,}" for r in found["radii"]
+        f"    {r['radius']:10.4f}{r['after_walk']:20,}{r['after_run']:24,}" for r in found.radii
     ]
     return "\n".join(lines)

@@ -226,9 +226,10 @@ class Dreamer:
         self, state: DreamerState, starts: RSSMState, noise: Array, lots: Array, nudges: Array
     ) -> Dream:
         """Follows the actor; nudges of 0 give the slopes by its actions."""
-        # cast here once, or in half precision every step would cast all weights again
+        # here once, or every step would take apart and, in half precision, cast all weights again
         actor = self.model.cast(state.actor[0]), state.actor[1]
-        model = state.model._replace(rssm=self.model.recurrent(state.model))
+        layers = self.model.rssm.apart(self.model.recurrent(state.model))
+        model = state.model._replace(rssm=layers)
 
         def step(now: RSSMState, given: tuple[Array, Array, Array]) -> tuple[RSSMState, RSSMState]:
             noise, lot, nudge = given

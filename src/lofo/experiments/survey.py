@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,21 @@ NUM_POINTS = 20_000  # of a random walk, put through the rule of local forgettin
 STEP_QUANTILES = (5, 25, 50)  # in per cent: radii worth a try
 
 
-def survey(experiment: Experiment, shelf: Path | None = None) -> dict[int, dict[str, Any]]:
-    """What is to be known of the experiment's locality, for each seed; plain numbers.
+class Survey(NamedTuple):
+    """What is to be known of a fitted locality.
 
-    Distances of states one action apart, of random pairs, of neighbouring cells of the chart and
-    of the looks within a cell; and the states that are remembered with a radius, after a random
-    walk and, carried on as a power of time, after the whole run.
+    Distances are those of states one action apart, of random pairs, of neighbouring cells of the
+    chart and of the looks within a cell, by their quantiles. Radii come with the states that are
+    remembered, after a random walk and, carried on as a power of time, after the whole run.
     """
+
+    distances: dict[str, float]
+    radii: list[dict[str, float]]
+    maps: dict[str, np.ndarray]  # the chart: `colours` [H, W, looks, 3], `gap` [H, W, looks]
+
+
+def survey(experiment: Experiment, shelf: Path | None = None) -> dict[int, Survey]:
+    """Fits the experiment's locality, or takes it from the shelf, and measures it, by seed."""
     buffer = experiment.buffer
     if not (buffer.embedding_size and buffer.locality_steps):
         raise LofoError(f"{experiment.id} learns no locality: try one with LoFo")
@@ -36,8 +44,9 @@ def survey(experiment: Experiment, shelf: Path | None = None) -> dict[int, dict[
         own = jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), params)
         points, charted = _points(pack, buffer, own, pack.streams.run[k])
         distances = {name: float(values[k]) for name, values in metrics.items()}
-        distances |= _charted_distances(experiment, np.asarray(charted))
-        told[seed] = {"distances": distances, "radii": _radii(experiment, distances, points)}
+        found, maps = _chart(experiment, np.asarray(charted))
+        distances |= found
+        told[seed] = Survey(distances, _radii(experiment, distances, points), maps)
     return told
 
 
@@ -56,26 +65,49 @@ def _points(pack: Pack, buffer: Buffer, params: Tree, key: Key) -> tuple[Array, 
     return walked, charted
 
 
-def _charted_distances(experiment: Experiment, points: np.ndarray) -> dict[str, float]:
-    """Between neighbouring cells, look by look, and between the looks of a cell."""
+def _chart(
+    experiment: Experiment, points: np.ndarray
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Distances between neighbouring cells and between the looks of a cell; and maps of them."""
     chart = experiment.environment.chart()
     blank = np.asarray(chart.blank).reshape(chart.shape)
     points = points.reshape(*chart.shape, -1, points.shape[-1])
-    gaps = [
-        np.linalg.norm(b - a, axis=-1)[~(blank_a | blank_b)]
-        for a, b, blank_a, blank_b in (
-            (points[:, :-1], points[:, 1:], blank[:, :-1], blank[:, 1:]),
-            (points[:-1], points[1:], blank[:-1], blank[1:]),
-        )
-    ]
-    found = {"cell": np.concatenate([g.reshape(-1) for g in gaps])}
-    looks = np.linalg.norm(np.diff(points, axis=2), axis=-1)[~blank].reshape(-1)
-    found |= {"look": looks} if looks.any() else {}  # where looks are actions, they are one state
-    return {
+    points = np.where(blank[..., None, None], np.nan, points)
+    looks = np.linalg.norm(np.diff(points, axis=2), axis=-1)
+    if not np.nansum(looks):  # where looks are actions, they are one state
+        points, looks = points[:, :, :1], looks[:, :, :0]
+    across, up = (np.linalg.norm(np.diff(points, axis=k), axis=-1) for k in (1, 0))
+    found = {"cell": np.concatenate([across.reshape(-1), up.reshape(-1)]), "look": looks}
+    known = {name: v[~np.isnan(v)] for name, v in found.items()}
+    distances = {
         f"{name}_q{100 * q:g}": float(np.quantile(values, q))
-        for name, values in found.items()
+        for name, values in known.items()
+        if len(values)
         for q in QUANTILES
     }
+    return distances, {"colours": _colours(points), "gap": _mean_gap(across, up)}
+
+
+def _mean_gap(across: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """The mean distance [H, W, looks] of a cell to those of its four neighbours that are known."""
+    sides = [
+        np.pad(gaps, [at if k == axis else (0, 0) for k in range(3)], constant_values=np.nan)
+        for axis, gaps in ((1, across), (0, up))
+        for at in ((0, 1), (1, 0))
+    ]
+    count = np.sum(~np.isnan(sides), axis=0)
+    return np.where(count, np.nansum(sides, axis=0) / np.maximum(count, 1), np.nan)
+
+
+def _colours(points: np.ndarray) -> np.ndarray:
+    """The three directions in which points [..., D] spread most, each from 0 to 1."""
+    known = points[~np.isnan(points[..., 0])]
+    centre = known.mean(0)
+    _, _, directions = np.linalg.svd(known - centre, full_matrices=False)
+    places = np.zeros((*points.shape[:-1], 3))
+    places[..., : len(directions[:3])] = (points - centre) @ directions[:3].T
+    low, high = np.nanquantile(places, (0.02, 0.98), axis=(0, 1, 2))
+    return np.clip((places - low) / np.maximum(high - low, 1e-9), 0, 1)
 
 
 def _radii(

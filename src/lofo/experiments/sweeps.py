@@ -4,10 +4,12 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 from lofo.buffers import Local
 from lofo.experiments.experiment import Buffer, Experiment
+from lofo.types import LofoError
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,16 @@ class Sweep:
         return tuple(
             self._at(base, point) for point in itertools.product(*(a.values for a in self.axes))
         )
+
+    def check_kept(self, run: Experiment, changed: Experiment) -> None:
+        """Refuses a change of what the sweep varies: the run's id would tell another value."""
+        for axis in self.axes:
+            was, now = (attrgetter(axis.field)(e.buffer) for e in (run, changed))
+            if was != now:
+                raise LofoError(
+                    f"{run.id} has {axis.name} {was:g}, got {now:g}: name another run of the "
+                    f"sweep, or change {self.base}"
+                )
 
     def __len__(self) -> int:
         """How many experiments."""

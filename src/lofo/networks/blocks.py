@@ -41,6 +41,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 GAINS = {"tanh": 5 / 3, "relu": math.sqrt(2), "elu": math.sqrt(2), "none": math.sqrt(2)}
 
 
+def finish(product: Array, bias: Array, activation: str) -> Array:
+    """Bias and activation, in the product's dtype."""
+    found = product.astype(jnp.float32) + bias
+    return ACTIVATIONS[activation](found.astype(product.dtype))
+
+
 class Network(Protocol):
     """Anything that turns an input into an output through parameters."""
 

@@ -2,7 +2,7 @@
 
 `lax` has convolutions of its own, but `vmap` over their weights, which is how runs share a program,
 makes grouped convolutions of them, and those are slow; `vmap` over a product is a batched product.
-On a GPU, pictures in bfloat16 have kernels that need no patches: `patchless`.
+On a GPU, pictures in bfloat16 and large networks have kernels that need no patches: `patchless`.
 
 Products add in float32, and outcomes have the dtype of what came in.
 """
@@ -15,58 +15,49 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from lofo.networks import patchless
-from lofo.networks.blocks import ACTIVATIONS, Activation
-from lofo.networks.tiles import cut, join
+from lofo.networks import drawings, patchless
+from lofo.networks.blocks import Activation, finish
+from lofo.networks.tiles import cut, cut_kernel, join
 from lofo.types import Array, Tree
 
 
 def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Activation) -> Array:
-    """Pictures [N, H, W, C] with a kernel [k, k, C, O] and a bias [O], without padding.
-
-    Either each patch is collected for one product, or each block of a picture is multiplied for all
-    patches it lies in, and these add up: whichever has fewer numbers to move.
-    """
-    kernel, _, depth, out = weight.shape
-    if patchless.suits(x, out, activation):
-        return patchless.convolve(x, weight, bias, stride, activation)
+    """Pictures [N, H, W, C] with a kernel [k, k, C, O] and a bias [O], without padding."""
+    kernel, *_, out = weight.shape
+    height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
+    num_products = len(x) * height * width * weight.size
+    if kernels := patchless.kernels_for(x, out, num_products, activation):
+        return patchless.convolve(x, weight, bias, stride, activation, kernels)
     block = math.gcd(kernel, stride)  # pixels that always move together
     num, step = kernel // block, stride // block
-    height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
     x = cut(x[:, : (height - 1) * stride + kernel, : (width - 1) * stride + kernel], block)
 
-    def reach(blocks: Array, i: int, j: int) -> Array:
+    def reach(i: int, j: int) -> Array:
         """The blocks that are row i and column j of a patch."""
         down, across = (
             slice(k, k + (n - 1) * step + 1, step) for k, n in ((i, height), (j, width))
         )
-        return blocks[:, down, across]
+        return x[:, down, across]
 
-    places = list(itertools.product(range(num), repeat=2))
-    flat = weight.astype(x.dtype).reshape(num, block, num, block, depth, out)
-    flat = flat.transpose(0, 2, 1, 3, 4, 5).reshape(len(places), -1, out)
-    num_collected = height * width * len(places) * x.shape[-1]
-    num_multiplied = x.shape[1] * x.shape[2] * len(places) * out
-    if num_collected <= num_multiplied:
-        patches = jnp.concatenate([reach(x, *place) for place in places], axis=-1)
-        return _finish(patches @ flat.reshape(-1, out), bias, activation)
-    answers = jnp.split(x @ jnp.concatenate(list(flat), axis=-1), len(places), axis=-1)
-    reached = (reach(y, *place) for y, place in zip(answers, places, strict=True))
-    product = functools.reduce(jnp.add, (y.astype(jnp.float32) for y in reached))
-    return _finish(product.astype(x.dtype), bias, activation)
+    patches = [reach(i, j) for i, j in itertools.product(range(num), repeat=2)]
+    flat = cut_kernel(weight.astype(x.dtype), block).reshape(-1, out)
+    return finish(jnp.concatenate(patches, axis=-1) @ flat, bias, activation)
 
 
 def spread_all(
     x: Array, layers: Sequence[Tree], strides: tuple[int, ...], activation: Activation
 ) -> Array:
-    """Transposed convolutions in turn; the last has no activation."""
+    """Transposed convolutions in turn; the last has no activation.
+
+    From where on our own kernels suit all layers, they take them together.
+    """
     weights, biases = (tuple(layer[name] for layer in layers) for name in ("weight", "bias"))
     activations = (*[activation] * (len(weights) - 1), "none")
     for k, (weight, bias, stride) in enumerate(zip(weights, biases, strides, strict=True)):
         rest = zip(weights[k:], activations[k:], strict=True)
         if all(patchless.suits(x, len(weight), own) for weight, own in rest):
-            way = patchless.Way(strides[k:], activation)
-            return patchless.spread(x, weights[k:], biases[k:], way)
+            way = drawings.Way(strides[k:], activation)
+            return drawings.spread(x, weights[k:], biases[k:], way)
         x = spread(x, weight, bias, stride, activations[k])
     return x
 
@@ -79,20 +70,17 @@ def spread(x: Array, weight: Array, bias: Array, stride: int, activation: Activa
     """
     depth, kernel, _, out = weight.shape
     count, height, width, _ = x.shape
+    num_products = count * height * width * weight.size
+    if kernels := patchless.kernels_for(x, depth, num_products, activation):
+        return patchless.spread(x, weight, bias, stride, activation, kernels)
     weight = weight.astype(x.dtype)
     reach = -(-kernel // stride)  # blocks of `stride` that a kernel covers
     num_laid = height * width * kernel**2 * out
     num_collected = (height + reach - 1) * (width + reach - 1) * reach**2 * depth
     if num_collected < num_laid:
-        return _finish(_collect(x, weight, stride), bias, activation)
-    kernels = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
-    return _finish(_overlay(kernels, stride).astype(x.dtype), bias, activation)
-
-
-def _finish(product: Array, bias: Array, activation: Activation) -> Array:
-    """Bias and activation, in the product's dtype."""
-    found = product.astype(jnp.float32) + bias
-    return ACTIVATIONS[activation](found.astype(product.dtype))
+        return finish(_collect(x, weight, stride), bias, activation)
+    pieces = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
+    return finish(_overlay(pieces, stride).astype(x.dtype), bias, activation)
 
 
 def _collect(x: Array, weight: Array, stride: int) -> Array:

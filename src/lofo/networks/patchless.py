@@ -1,52 +1,94 @@
-"""Convolutions and their transposes by the kernels of `sliding`: each is the other's way back."""
+"""Convolutions and their transposes on a GPU without patches in memory.
 
+Each is the other's way back. The kernels are our own or the library's, `sliding` and `library`, and
+`kernels_for` is the rule that chooses. Layers that draw in turn by our own are one: `drawings`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lofo.networks import onchip, tiles
-from lofo.networks.sliding import Goal, Sliding
+from lofo.networks.library import Library, one_by_one
+from lofo.networks.sliding import Sliding
 from lofo.types import Array
 
-SIZES = 16, 32, 64  # numbers of a place that the kernels know
-MOST_DRAWN = 128  # numbers of a block that may be compared where they are drawn
-Arrays = tuple[Array, ...]
+SIZES = 16, 32, 64  # numbers of a place that our own kernels know
+ENOUGH = 2**30  # multiplications that keep a GPU busy
 
 
-class Way(NamedTuple):
-    """How layers follow each other; the activation is for all but the last."""
+@dataclass(frozen=True)
+class Kernels:
+    """Whose kernels to use."""
 
-    strides: tuple[int, ...]
-    activation: str
-    interpret: bool = False
+    make: Callable[..., Any]  # Sliding or Library
+    option: Any  # the last field of what is made
+
+    def slide(self, *form: Any) -> Any:
+        """For pictures of a shape, a kernel, a stride and the numbers of a place."""
+        return self.make(*form, self.option)
+
+    def drawing(self, x: Array, weight: Array, stride: int) -> Any:
+        """For the pictures that [N, H, W, C] draw; the kernel [k, k, O, C] would read them."""
+        count, *sides, size = x.shape
+        kernel, _, depth, _ = weight.shape
+        height, width = ((n - 1) * stride + kernel for n in sides)
+        return self.slide((count, height, width, depth), kernel, stride, size)
+
+    def runs(self, function: Callable[..., Any], *, folds: bool) -> Callable[..., Any]:
+        """A function as `vmap` should take it."""
+        return one_by_one(function, folds=folds) if self.make is Library else function
+
+
+OURS = Kernels(Sliding, option=False)
 
 
 def suits(x: Array | jax.ShapeDtypeStruct, size: int, activation: str) -> bool:
-    """Whether the kernels are for these pictures or places, and for this device."""
+    """Whether our own kernels are for these pictures or places, and for this device."""
     is_known = size in SIZES and activation in ("relu", "none")
     return is_known and x.dtype == jnp.bfloat16 and onchip.is_supported()
 
 
+def kernels_for(x: Array, size: int, num_products: int, activation: str) -> Kernels | None:
+    """The kernels for pictures, or for places of a size, if this device has better than patches.
+
+    Our own where they suit; else the library's where a single run keeps a GPU busy.
+    """
+    if suits(x, size, activation):
+        return OURS
+    if num_products < ENOUGH or not onchip.is_supported():
+        return None
+    # asked for here and not by the kernels: the way back has the precision of the way forth
+    is_coarse = x.dtype == jnp.bfloat16
+    precision = None if is_coarse else jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return Kernels(Library, precision)
+
+
 def convolve(
-    x: Array, weight: Array, bias: Array, stride: int, activation: str, interpret: bool = False
+    x: Array, weight: Array, bias: Array, stride: int, activation: str, kernels: Kernels
 ) -> Array:
     """Pictures [N, H, W, C] with a kernel [k, k, C, O] and a bias [O], in the pictures' dtype."""
-    if tiles.is_ragged(stride, x.shape[-1]):
+    if kernels.make is Sliding and tiles.is_ragged(stride, x.shape[-1]):
         kernel, reach = len(weight), -(-len(weight) // stride)
         rows, columns = ((n - kernel) // stride + reach for n in x.shape[1:3])
         x, weight = tiles.deepen(x, stride, rows, columns), tiles.deepen_kernel(weight, stride)
         stride = 1
-    return _convolve(x, weight, bias, stride, activation, interpret)
+    return _convolve(x, weight, bias, stride, activation, kernels)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _convolve(
-    x: Array, weight: Array, bias: Array, stride: int, activation: str, interpret: bool
+    x: Array, weight: Array, bias: Array, stride: int, activation: str, kernels: Kernels
 ) -> Array:
-    slide = Sliding(x.shape, len(weight), stride, weight.shape[-1], interpret)
-    return slide.read(x, weight.astype(x.dtype), bias, activation)
+    def forth(x: Array, weight: Array, bias: Array) -> Array:
+        slide = kernels.slide(x.shape, len(weight), stride, weight.shape[-1])
+        return slide.read(x, weight.astype(x.dtype), bias, activation)
+
+    return kernels.runs(forth, folds=True)(x, weight, bias)
 
 
 def _convolve_forth(x: Array, weight: Array, bias: Array, *options: Any) -> tuple[Array, Any]:
@@ -55,140 +97,64 @@ def _convolve_forth(x: Array, weight: Array, bias: Array, *options: Any) -> tupl
 
 
 def _convolve_back(
-    stride: int, activation: str, interpret: bool, seen: Any, change: Array
+    stride: int, activation: str, kernels: Kernels, seen: Any, change: Array
 ) -> tuple[Array, Array, Array]:
-    x, weight, y = seen
-    slide = Sliding(x.shape, len(weight), stride, weight.shape[-1], interpret)
-    change = change if activation == "none" else jnp.where(y > 0, change, 0)
-    below = slide.draw(change, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
-    return below, slide.learn(x, change), _added(change)
+    def back(x: Array, weight: Array, y: Array, change: Array) -> tuple[Array, Array, Array]:
+        slide = kernels.slide(x.shape, len(weight), stride, weight.shape[-1])
+        change = _before(activation, y, change)
+        below = slide.draw(change, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
+        return below, slide.learn(x, change), added(change)
+
+    return kernels.runs(back, folds=False)(*seen, change)
 
 
 _convolve.defvjp(_convolve_forth, _convolve_back)
 
 
-def spread(x: Array, weights: Arrays, biases: Arrays, way: Way) -> Array:
-    """Transposed convolutions of [N, H, W, C] with [C, k, k, O] in turn, in the dtype of `x`.
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def spread(
+    x: Array, weight: Array, bias: Array, stride: int, activation: str, kernels: Kernels
+) -> Array:
+    """The transposed convolution of [N, H, W, C] with [C, k, k, O], in the dtype of `x`."""
 
-    On the way back, each layer minds the activation of the one below.
-    """
-    weights = tuple(jnp.moveaxis(weight, 0, -1) for weight in weights)
-    *_, depth, _ = weights[-1].shape
-    stride = way.strides[-1]
-    if not tiles.is_ragged(stride, depth):
-        return _spread(x, weights, biases, way)
-    height, width = x.shape[1:3]
-    for weight, step in zip(weights, way.strides, strict=True):
-        height, width = ((n - 1) * step + len(weight) for n in (height, width))
-    blocks = _spread(x, *_deepened(weights, biases, way))
-    blocks = blocks[..., : stride**2 * depth].reshape(*blocks.shape[:3], stride, stride, depth)
-    return tiles.join(blocks)[:, :height, :width]
+    def forth(x: Array, weight: Array, bias: Array) -> Array:
+        weight = jnp.moveaxis(weight.astype(x.dtype), 0, -1)
+        return kernels.drawing(x, weight, stride).draw(x, weight, bias, activation)
+
+    return kernels.runs(forth, folds=True)(x, weight, bias)
 
 
-def miss(x: Array, weights: Arrays, biases: Arrays, goal: Goal, scale: float, way: Way) -> Array:
-    """By how much what `spread` draws misses its goal: half the squares, counted and added up.
-
-    Pixels of the goal's table, as blocks of the last stride, are in the drawing's units once they
-    are multiplied by `scale`. The goal has no gradient.
-    """
-    weights = tuple(jnp.moveaxis(weight, 0, -1) for weight in weights)
-    weights, biases, way = _deepened(weights, biases, way)
-    return _miss(x, weights, biases, goal, scale, way)
+def _spread_forth(x: Array, weight: Array, bias: Array, *options: Any) -> tuple[Array, Any]:
+    y = spread(x, weight, bias, *options)
+    return y, (x, weight, y)
 
 
-def _deepened(weights: Arrays, biases: Arrays, way: Way) -> tuple[Arrays, Arrays, Way]:
-    """The layers with the last one drawing blocks."""
-    *strides, stride = way.strides
-    last = tiles.deepen_kernel(weights[-1], stride)
-    bias = tiles.fill(jnp.tile(biases[-1], stride**2), 0)
-    way = way._replace(strides=(*strides, 1))
-    return (*weights[:-1], last), (*biases[:-1], bias), way
+def _spread_back(
+    stride: int, activation: str, kernels: Kernels, seen: Any, change: Array
+) -> tuple[Array, Array, Array]:
+    def back(x: Array, weight: Array, y: Array, change: Array) -> tuple[Array, Array, Array]:
+        weight = jnp.moveaxis(weight.astype(x.dtype), 0, -1)
+        slide = kernels.drawing(x, weight, stride)
+        change = _before(activation, y, change)
+        below = slide.read(change, weight, jnp.zeros(x.shape[-1]), "none")
+        return below, jnp.moveaxis(slide.learn(change, x), -1, 0), added(change)
+
+    return kernels.runs(back, folds=False)(*seen, change)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _spread(x: Array, weights: Arrays, biases: Arrays, way: Way) -> Array:
-    return _spread_forth(x, weights, biases, way)[0]
+spread.defvjp(_spread_forth, _spread_back)
 
 
-def _spread_forth(x: Array, weights: Arrays, biases: Arrays, way: Way) -> tuple[Array, Any]:
-    given = _prepare(x, weights, biases, way)
-    slide, weight = _last(given[-1], weights, way)
-    return slide.draw(given[-1], weight, biases[-1], "none"), (given, weights)
+def _before(activation: str, y: Array, change: Array) -> Array:
+    """The gradient ahead of the activation, told by its outcome."""
+    if activation == "none":
+        return change
+    if activation == "tanh":
+        return change * (1 - y**2)
+    return jnp.where(y > 0, change, change * (y + 1) if activation == "elu" else 0)
 
 
-def _spread_back(way: Way, seen: Any, change: Array) -> tuple[Array, Arrays, Arrays]:
-    given, weights = seen
-    below, learnt, sums = _return(given, weights, way, change)
-    return below, learnt, (*sums, _added(change))
-
-
-_spread.defvjp(_spread_forth, _spread_back)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _miss(x: Array, weights: Arrays, biases: Arrays, goal: Goal, scale: float, way: Way) -> Array:
-    return _miss_forth(x, weights, biases, goal, scale, way)[0]
-
-
-def _miss_forth(
-    x: Array, weights: Arrays, biases: Arrays, goal: Goal, scale: float, way: Way
-) -> tuple[Array, Any]:
-    given = _prepare(x, weights, biases, way)
-    slide, weight = _last(given[-1], weights, way)
-    missed, change, total = slide.miss(given[-1], weight, biases[-1], goal, scale)
-    return missed, (given, weights, change, total)
-
-
-def _miss_back(
-    scale: float, way: Way, seen: Any, share: Array
-) -> tuple[Array, Arrays, Arrays, None]:
-    del scale
-    given, weights, change, total = seen
-    # The change was written down for a share of 1; the last layer's weights bear the true one.
-    weights = (*weights[:-1], weights[-1] * share)
-    below, learnt, sums = _return(given, weights, way, change)
-    return below, (*learnt[:-1], learnt[-1] * share), (*sums, total * share), None
-
-
-_miss.defvjp(_miss_forth, _miss_back)
-
-
-def _prepare(x: Array, weights: Arrays, biases: Arrays, way: Way) -> Arrays:
-    """What each layer is given."""
-    given = [x]
-    for weight, bias, stride in zip(weights[:-1], biases, way.strides, strict=False):
-        slide = _sliding(given[-1], weight, stride, way)
-        given.append(slide.draw(given[-1], weight.astype(x.dtype), bias, way.activation))
-    return tuple(given)
-
-
-def _last(x: Array, weights: Arrays, way: Way) -> tuple[Sliding, Array]:
-    return _sliding(x, weights[-1], way.strides[-1], way), weights[-1].astype(x.dtype)
-
-
-def _return(
-    given: Arrays, weights: Arrays, way: Way, change: Array
-) -> tuple[Array, Arrays, Arrays]:
-    """The gradients of what came in, of the weights, and of all biases but the last."""
-    learnt, sums = [], []
-    for k in reversed(range(len(given))):
-        slide = _sliding(given[k], weights[k], way.strides[k], way)
-        learnt.append(slide.learn(change, given[k]))
-        weight = weights[k].astype(change.dtype)
-        change, total = slide.read_back(change, weight, given[k], way.activation if k else "none")
-        sums.append(total)
-    return change, tuple(learnt[::-1]), tuple(sums[-2::-1])
-
-
-def _sliding(x: Array, weight: Array, stride: int, way: Way) -> Sliding:
-    """The kernel [k, k, O, C] that reads what [N, H, W, C] draws with it."""
-    count, *sides, size = x.shape
-    kernel, _, depth, _ = weight.shape
-    height, width = ((n - 1) * stride + kernel for n in sides)
-    return Sliding((count, height, width, depth), kernel, stride, size, way.interpret)
-
-
-def _added(change: Array) -> Array:
+def added(change: Array) -> Array:
     """The sum over all pixels: row upon row first, for few channels make short rows."""
     *_, width, depth = change.shape
     rows = change.astype(jnp.float32).reshape(-1, width * depth)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.networks import patchless
+from lofo.networks import drawings, patchless
 from lofo.networks.blocks import (
     ACTIVATIONS,
     Activation,
@@ -80,10 +80,20 @@ class CNN:
     def apply(self, params: Tree, x: Array | Picked) -> Array:
         if isinstance(x, Picked):
             return self._apply_once(params, x)
-        y = x.reshape(-1, *x.shape[-3:]).astype(self.dtype)
+        height, width = (self._num_seen(n) for n in x.shape[-3:-1])
+        y = x.reshape(-1, *x.shape[-3:])[:, :height, :width].astype(self.dtype)
         for layer, stride in zip(params, self.strides, strict=True):
             y = convolve(y, layer["weight"], layer["bias"], stride, self.activation)
         return y.reshape(*x.shape[:-3], -1).astype(jnp.float32)
+
+    def _num_seen(self, length: int) -> int:
+        """Pixels of a side that anything depends on: the last ones may not fill a kernel."""
+        forms = list(zip(self.kernels, self.strides, strict=True))
+        for kernel, stride in forms:
+            length = (length - kernel) // stride + 1
+        for kernel, stride in reversed(forms):
+            length = (length - 1) * stride + kernel
+        return length
 
     def _apply_once(self, params: Tree, x: Picked) -> Array:
         """The same, asked once for every distinct patch; that is little, and always float32."""
@@ -171,7 +181,7 @@ class TransposedCNN:
         num_drawn = self.strides[-1] ** 2 * self.channels[-1]
         return (
             is_listed
-            and num_drawn <= patchless.MOST_DRAWN
+            and num_drawn <= drawings.MOST_DRAWN
             and len(self.channels) > 1
             and all(suited)
         )
@@ -185,8 +195,8 @@ class TransposedCNN:
         weights, biases = (tuple(layer[name] for layer in rest) for name in ("weight", "bias"))
         told = (jnp.reshape(y, -1) for y in (before.rows, after.rows, counts))
         goal = Goal(jnp.asarray(blocks_of(before.gallery, self.strides[-1])), *told)
-        way = patchless.Way(self.strides[1:], self.activation)
-        return patchless.miss(drawn, weights, biases, goal, 1 / 255, way)
+        way = drawings.Way(self.strides[1:], self.activation)
+        return drawings.miss(drawn, weights, biases, goal, 1 / 255, way)
 
     def _begin(self, params: Tree, x: Array) -> tuple[Array, Tree]:
         """What the first layer draws, and the others."""

@@ -80,6 +80,18 @@ class RSSM:
             layers["norm"] = {"weight": jnp.ones(size), "bias": jnp.zeros(size)}
         return layers
 
+    def apart(self, params: Layers) -> Layers:
+        """The layers with what the input layer makes of actions as "action".
+
+        Rows of a latent and an action would begin anywhere in memory, which GPUs do not like. Loops
+        take them apart beforehand, for that moves weights.
+        """
+        if "action" in params:
+            return dict(params)
+        size, weight = self.latent.size, params["input"]["weight"]
+        action = {"weight": weight[size:], "bias": params["input"]["bias"]}
+        return params | {"input": {"weight": weight[:size]}, "action": action}
+
     def begin(self, batch_shape: tuple[int, ...] = ()) -> RSSMState:
         """The state in which nothing has been seen."""
         return RSSMState(
@@ -102,23 +114,24 @@ class RSSM:
         self, params: Layers, state: RSSMState, action: Array, noise: Array
     ) -> tuple[RSSMState, Statistics]:
         """`imagine` for loops, which have drawn their noise ahead."""
-        joined = jnp.concatenate([state.stochastic, action], axis=-1)
-        return self._guess(params, state, apply_layer(params["input"], joined), noise)
+        layers = self.apart(params)
+        driven = apply_layer(layers["input"], state.stochastic) + _act_on(layers, action)
+        deterministic = self._advance(apply_layer, layers, state.deterministic, driven)
+        prior = self.prior(layers, deterministic)
+        return RSSMState(deterministic, self.latent.sample(prior, noise)), prior
 
     def imagine_window(
         self, params: Layers, state: RSSMState, actions: Array, key: Key
     ) -> RSSMState:
         """The states [..., T, size] that actions [..., T, action_size] known beforehand lead to."""
-        layers, parts = self._part_inputs(params, jnp.moveaxis(actions, -2, 0))
-        noise = self.latent.noise(key, parts.shape[:-1])
+        layers, actions = self.apart(params), jnp.moveaxis(actions, -2, 0)
+        noise = self.latent.noise(key, actions.shape[:-1])
 
         def step(state: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, RSSMState]:
-            part, noise = given
-            driven = apply_layer(layers["input"], state.stochastic) + part
-            state, _ = self._guess(layers, state, driven, noise)
+            state, _ = self.imagine_by(layers, state, *given)
             return state, state
 
-        _, states = jax.lax.scan(step, state, (parts, noise), unroll=in_a_row(len(parts)))
+        _, states = jax.lax.scan(step, state, (actions, noise), unroll=in_a_row(len(actions)))
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), states)
 
     def observe(
@@ -158,32 +171,19 @@ class RSSM:
         """KL(posterior ‖ prior) [...]."""
         return self.latent.kl(posterior, prior)
 
-    def _guess(
-        self, params: Layers, state: RSSMState, driven: Array, noise: Array
-    ) -> tuple[RSSMState, Statistics]:
-        deterministic = self._advance(apply_layer, params, state.deterministic, driven)
-        prior = self.prior(params, deterministic)
-        return RSSMState(deterministic, self.latent.sample(prior, noise)), prior
-
     def _prepare(
         self, params: Layers, action: Array, embedding: Array, is_first: Array, key: Key
     ) -> tuple[Layers, Given]:
         """The layers of `_observe_step`, and all it is given."""
-        layers, action_part = self._part_inputs(params, jnp.where(is_first[..., None], 0.0, action))
+        layers = self.apart(params)
+        action_part = _act_on(layers, jnp.where(is_first[..., None], 0.0, action))
         weight = params["posterior"]["weight"]
         seen = {"weight": weight[self.deterministic_size :], "bias": params["posterior"]["bias"]}
         embedding_part = apply_layer(seen, embedding)
-        del layers["prior"], layers["prior_out"]  # computed behind the loop
+        del layers["action"], layers["prior"], layers["prior_out"]  # before and behind the loop
         layers["posterior"] = {"weight": weight[: self.deterministic_size]}
         noise = self.latent.noise(key, is_first.shape)
         return layers, Given(action_part, embedding_part, is_first, noise)
-
-    def _part_inputs(self, params: Layers, action: Array) -> tuple[Layers, Array]:
-        """Layers whose input layer takes the latent alone, and what actions add to its outcome."""
-        size = self.latent.size
-        weight, bias = params["input"]["weight"], params["input"]["bias"]
-        part = apply_layer({"weight": weight[size:], "bias": bias}, action)
-        return params | {"input": {"weight": weight[:size]}}, part
 
     def _observe_step(
         self, apply: Apply, layers: Layers, state: RSSMState, given: Given
@@ -211,6 +211,14 @@ class RSSM:
 
     def _activate(self, x: Array) -> Array:
         return ACTIVATIONS[self.activation](x)
+
+
+def _act_on(layers: Layers, action: Array) -> Array:
+    """What actions add to the input layer: few numbers, so no product."""
+    weight = layers["action"]["weight"]
+    rows, action = (x.astype(jnp.float32) for x in (weight, action.astype(weight.dtype)))
+    parts = (action[..., k, None] * row for k, row in enumerate(rows))
+    return sum(parts, layers["action"]["bias"])
 
 
 def _standardise(x: Array) -> Array:

@@ -25,6 +25,14 @@ def cut(x: Array, side: int) -> Array:
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(count, height // side, width // side, -1)
 
 
+def cut_kernel(weight: Array, side: int) -> Array:
+    """The kernel [k, k, C, O] for such blocks, [k / side, k / side, side · side · C, O]."""
+    kernel, _, depth, out = weight.shape
+    num = kernel // side
+    weight = weight.reshape(num, side, num, side, depth, out).transpose(0, 2, 1, 3, 4, 5)
+    return weight.reshape(num, num, -1, out)
+
+
 def join(blocks: Array) -> Array:
     """Blocks [N, H, W, side, side, C] as pictures [N, H · side, W · side, C]."""
     count, height, width, side, _, depth = blocks.shape
@@ -47,9 +55,5 @@ def deepen(x: Array, side: int, rows: int, columns: int) -> Array:
 
 def deepen_kernel(weight: Array, stride: int) -> Array:
     """The kernel [k, k, C, O] for blocks of its stride: it moves by one block."""
-    kernel, _, depth, out = weight.shape
-    reach = -(-kernel // stride)
-    rest = (0, reach * stride - kernel)
-    weight = jnp.pad(weight, (rest, rest, (0, 0), (0, 0)))
-    weight = weight.reshape(reach, stride, reach, stride, depth, out).transpose(0, 2, 1, 3, 4, 5)
-    return fill(weight.reshape(reach, reach, -1, out), 2)
+    rest = (0, -len(weight) % stride)
+    return fill(cut_kernel(jnp.pad(weight, (rest, rest, (0, 0), (0, 0))), stride), 2)

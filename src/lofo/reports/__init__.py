@@ -8,6 +8,7 @@ from lofo.reports.tables import adaptation_table, verdict_table
 
 if TYPE_CHECKING:
     from lofo.reports.curves import draw_curves, draw_diagnostics
+    from lofo.reports.embeddings import draw_locality
     from lofo.reports.films import make_films
     from lofo.reports.maps import draw_maps
     from lofo.reports.report import write_report
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _DRAWING = {
     "draw_curves": "curves",
     "draw_diagnostics": "curves",
+    "draw_locality": "embeddings",
     "draw_maps": "maps",
     "make_films": "films",
     "write_report": "report",
@@ -27,6 +29,7 @@ __all__ = [
     "as_json",
     "draw_curves",
     "draw_diagnostics",
+    "draw_locality",
     "draw_maps",
     "make_films",
     "summarise",

@@ -1,0 +1,101 @@
+"""Convolutions by the library mean what patches and a product mean, however many run."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lofo.networks import convolutions, patchless
+from lofo.networks.library import EVERY_DIGIT, Library
+from lofo.networks.patchless import Kernels
+from lofo.networks.sliding import Sliding
+
+SHAPES = {  # pictures, kernel and bias: 4 × 4 pixels in steps of 2, as the agents have them
+    "convolve": [(3, 9, 8, 3), (4, 4, 3, 5), (5,)],
+    "spread": [(3, 3, 2, 5), (5, 4, 4, 3), (3,)],
+}
+
+
+def ask(function: Any, given: list[np.ndarray]) -> Any:
+    """Value and all gradients."""
+
+    @jax.jit
+    def both(*given: jax.Array) -> Any:
+        drawn, back = jax.vjp(function, *given)
+        return drawn, *back(jnp.cos(jnp.arange(drawn.size)).reshape(drawn.shape))
+
+    return both(*given)
+
+
+def assert_close(found: Any, expected: Any, tolerance: float) -> None:
+    for ours, plain in zip(found, expected, strict=True):
+        scale = np.abs(plain).max()
+        np.testing.assert_allclose(ours / scale, plain / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("axes", "activation"),
+    [
+        ([], "elu"),
+        ([(0, 0, 0)], "relu"),
+        ([(0, None, None)], "none"),
+        ([(None, 0, 0), (0, 0, 0)], "tanh"),
+    ],
+    ids=["one run", "runs", "one kernel", "networks of runs"],
+)
+def test_the_library_convolves_as_patches_do(name: str, axes: list[Any], activation: Any) -> None:
+    """Value and all gradients, to 1e-5 of the largest number, at any depth of `vmap`."""
+    rng = np.random.default_rng(0)
+    ours = partial(getattr(patchless, name), stride=2, activation=activation)
+    ours = partial(ours, kernels=Kernels(Library, option=None))
+    plain = partial(getattr(convolutions, name), stride=2, activation=activation)
+    shapes = list(SHAPES[name])
+    functions = [lambda x, w, b: ours(x, w, b), lambda x, w, b: plain(x, w, b)]
+    for own in axes:
+        shapes = [s if axis is None else (2, *s) for s, axis in zip(shapes, own, strict=True)]
+        functions = [jax.vmap(f, own) for f in functions]
+    given = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    assert_close(*(ask(f, given) for f in functions), 1e-5)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_three_short_products_have_every_digit(name: str) -> None:
+    """To 1e-6 of the largest number, though what both factors leave over is never multiplied."""
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=shape).astype(np.float32) for shape in SHAPES[name]]
+
+    def by(option: str | None) -> Any:
+        kernels = Kernels(Library, option)
+        return lambda x, w, b: getattr(patchless, name)(x, w, b, 2, "none", kernels)
+
+    assert_close(ask(by(EVERY_DIGIT), given), ask(by("highest"), given), 1e-6)
+
+
+def test_runs_are_not_grouped() -> None:
+    kernels = Kernels(Library, option=None)
+    given = [jnp.zeros((2, *shape)) for shape in SHAPES["convolve"]]
+    run = jax.vmap(lambda x, w, b: patchless.convolve(x, w, b, 2, "none", kernels))
+    text = jax.jit(run).lower(*given).as_text()
+    assert text.count("stablehlo.convolution") == 2 and "feature_group_count = 2" not in text
+
+
+def test_kernels_are_for_a_gpu_and_what_keeps_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jnp.zeros((1, 8, 8, 3))
+    half = x.astype(jnp.bfloat16)
+    much, little = patchless.ENOUGH, patchless.ENOUGH - 1
+    assert patchless.kernels_for(half, 32, much, "relu") is None
+    gpu = type("Device", (), {"compute_capability": "9.0"})()
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    ours, library = Kernels(Sliding, option=False), Kernels(Library, option=None)
+    assert patchless.kernels_for(half, 32, much, "relu") == ours
+    assert patchless.kernels_for(half, 32, little, "relu") == ours
+    assert patchless.kernels_for(half, 64, little, "none") == ours
+    for given in ((half, 48, "relu"), (half, 32, "elu"), (x, 32, "relu")):
+        assert patchless.kernels_for(*given[:2], little, given[2]) is None
+        assert patchless.kernels_for(*given[:2], much, given[2]) == library
+    with jax.default_matmul_precision(EVERY_DIGIT):
+        assert patchless.kernels_for(x, 32, much, "relu") == Kernels(Library, EVERY_DIGIT)
