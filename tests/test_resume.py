@@ -138,6 +138,7 @@ def test_killed_at_more_points(finished: Finished, tmp_path: Path) -> None:
     assert_equal_runs(tmp_path, finished)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(finished: Finished, tmp_path: Path) -> None:
     kill_at_random(tmp_path, num_kills=3)
     finish(tmp_path)
