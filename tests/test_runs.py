@@ -167,6 +167,7 @@ def small(experiment: Experiment) -> Experiment:
     )
 
 
+@pytest.mark.slow
 def test_mountaincar_runs_end_to_end_under_every_rule_and_sampler(tmp_path: Path) -> None:
     # The handcrafted locality: see the tiny pack.
     names = ("lofo", "lofo-by_error", "fifo-4.5e6-by_reward", "reservoir-3e4")
