@@ -354,6 +354,7 @@ def test_reservoir_is_a_uniform_sample_of_the_stream():
     assert chi_square(counts, 1000) * 19 / 15 < 43.8  # 0.999 quantile at 19 degrees
 
 
+@pytest.mark.slow
 def test_a_row_without_weight_is_never_drawn_from_a_large_buffer():
     """Sums in float32 round: neither a step back nor a lift may hit a row of weight 0."""
     num_rows = 300_000

@@ -365,6 +365,7 @@ def test_an_update_equals_a_plain_reimplementation() -> None:
     assert all(np.isfinite(m) for m in metrics.values())
 
 
+@pytest.mark.slow
 def test_stacked_and_separate_parts_are_the_same_agent() -> None:
     apart, batches = replace(SMALL, stack_model=False), random_batches(SMALL, 1)
     one, two = init(SMALL, KEY), init(apart, KEY)

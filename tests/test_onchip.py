@@ -22,7 +22,12 @@ NUM_STEPS, RATE = 3, 1e-2
 KEYS = jax.random.split(jax.random.key(0), 12)
 SHAPES = [
     pytest.param(((2, 20), (20, 15), (16, 24), (24, 2)), 1, 16, id="joined-at-the-brim"),
-    pytest.param(((3, 16), (16, 14), (17, 18), (18, 1)), 1, 21, id="joined-beyond-the-padding"),
+    pytest.param(
+        ((3, 16), (16, 14), (17, 18), (18, 1)),
+        *(1, 21),
+        id="joined-beyond-the-padding",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(((2, 33), (33, 40), (40, 3)), None, 32, id="alone"),
 ]
 

@@ -14,7 +14,7 @@ from lofo import cli, localities
 from lofo.buffers import Local
 from lofo.environments import MountainCar
 from lofo.experiments import Experiment, Pack, find, fitting, loop, run
-from lofo.experiments.survey import survey
+from lofo.experiments.survey import Survey, survey
 from lofo.locality import Contrastive, Handcrafted
 from lofo.networks import linear
 from lofo.types import LofoError
@@ -100,12 +100,17 @@ def car(locality: Handcrafted) -> Experiment:
     return replace(experiment, buffer=buffer, seeds=(3,))
 
 
-def test_a_survey_against_numbers_by_hand() -> None:
+@pytest.fixture(scope="module")
+def surveyed() -> dict[int, Survey]:
+    return survey(car(Handcrafted((1.0, 100.0))))
+
+
+def test_a_survey_against_numbers_by_hand(surveyed: dict[int, Survey]) -> None:
     world = MountainCar()
     chart = world.chart()
     left, right, bottom, top = chart.extent
     across, up = (right - left) / chart.shape[1], (top - bottom) / chart.shape[0]
-    told = survey(car(Handcrafted((1.0, 100.0))))[3]
+    told = surveyed[3]
     gaps = sorted([across, 100 * up])
     assert told.distances["cell_q1"] == pytest.approx(gaps[0], rel=1e-4)
     assert told.distances["cell_q99"] == pytest.approx(gaps[1], rel=1e-4)
@@ -122,10 +127,12 @@ def test_a_survey_against_numbers_by_hand() -> None:
 
 
 def test_the_command_prints_and_keeps_what_it_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    surveyed: dict[int, Survey],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = survey(car(Handcrafted((1.0, 100.0))))
-    monkeypatch.setattr(localities, "survey", lambda experiment, shelf: told)
+    monkeypatch.setattr(localities, "survey", lambda experiment, shelf: surveyed)
     cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "one action apart" in printed and "after the run, at most" in printed

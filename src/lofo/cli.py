@@ -78,7 +78,7 @@ class Run:
     """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
     shrink alike."""
     preset: str | None = None
-    """`small`: a version of a run of DreamerV2 or PlaNet for two cores of a CPU, within an hour."""
+    """`small`: a version of a run of DreamerV2 for two cores of a CPU, 20 minutes."""
     out: Path | None = None
     """Where rows and checkpoints go; runs/ID if left out."""
     checkpoint_seconds: float = 120.0

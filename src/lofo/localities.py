@@ -35,6 +35,7 @@ class Fit:
             raise LofoError("name at least one run; `lofo list` shows them")
         for name in self.ids:
             experiment = replace(find(name), seeds=parse_seeds(self.seeds))
+            print(f"{name}: fitting what {self.out} does not hold", flush=True)
             self._tell(experiment, survey(experiment, self.out))
 
     def _tell(self, experiment: Experiment, told: dict[int, Survey]) -> None:

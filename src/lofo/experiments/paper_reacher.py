@@ -126,7 +126,7 @@ REACHER_RUNS = (
     ),
 )
 
-# For two cores of a CPU: small networks, short windows, larger learning rates.
+# For two cores of a CPU and 20 minutes: small networks, short windows, larger learning rates.
 SMALL_WINDOW, SMALL_RADIUS = 20, 0.01
 SMALL_DREAMER = Dreamer.small(
     batch_size=8,
@@ -135,14 +135,8 @@ SMALL_DREAMER = Dreamer.small(
     actor_learning_rate=3e-4,
     value_learning_rate=3e-4,
 )
-SMALL_PLANET = PlaNet.small(batch_size=8, window=SMALL_WINDOW, learning_rate=1e-3)
 SMALL_PHASES = _phases(25_000, 15_000)
-SMALL_DREAMER_SCHEDULE = Schedule(
-    warmup=1_000, evaluate_every=2_500, episodes=4, steps_per_update=5
-)
-SMALL_PLANET_SCHEDULE = Schedule(
-    warmup=1_000, evaluate_every=2_500, episodes=2, steps_per_update=500, updates=100
-)
+SMALL_SCHEDULE = Schedule(warmup=1_000, evaluate_every=2_500, episodes=4, steps_per_update=5)
 SMALL_LOCALITY = replace(
     REACHER_LOCALITY,
     encoder=Chain(
@@ -160,18 +154,13 @@ SMALL_LOCALITY = replace(
 
 
 def small(experiment: Experiment) -> Experiment:
-    """A version of a run for a CPU, to see it work and to build on; not a run of the paper.
+    """A version of a Dreamer run for a CPU, to see it work and to build on; not a run of the paper.
 
     It keeps the run's world, the kind of its rule and its limit; everything else is small, the
     radius too: what is fitted in a minute tells fewer states apart.
     """
-    versions: dict[type, tuple[Dreamer | PlaNet, Schedule]] = {
-        Dreamer: (SMALL_DREAMER, SMALL_DREAMER_SCHEDULE),
-        PlaNet: (SMALL_PLANET, SMALL_PLANET_SCHEDULE),
-    }
-    if type(experiment.agent) not in versions:
+    if not isinstance(experiment.agent, Dreamer):
         raise LofoError(f"there is no small version of {experiment.id}: try reacher/dreamer/lofo")
-    agent, schedule = versions[type(experiment.agent)]
     buffer = experiment.buffer
     rule = buffer.rule
     if isinstance(rule, Local):
@@ -179,7 +168,7 @@ def small(experiment: Experiment) -> Experiment:
     num_steps = sum(p.steps for p in SMALL_PHASES)
     return replace(
         experiment,
-        agent=agent,
+        agent=SMALL_DREAMER,
         buffer=replace(
             buffer,
             rule=rule,
@@ -190,7 +179,7 @@ def small(experiment: Experiment) -> Experiment:
             num_slots=None,
         ),
         phases=SMALL_PHASES,
-        schedule=schedule,
+        schedule=SMALL_SCHEDULE,
         seeds=(0,),
         judged=2,
         fraction=num_steps / sum(p.steps for p in experiment.phases),

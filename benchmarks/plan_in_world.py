@@ -1,0 +1,87 @@
+"""PlaNet's planner with the true world in place of a learned model: what could its agent reach at best?
+
+    python benchmarks/plan_in_world.py [--phase 1] [--episodes 32] [--horizon 12] [--action-repeat 2]
+
+The cross-entropy method plans every action anew, with the true arm and rewards that fade over `--softness`
+metres around a goal, as a learned reward does; 0 pays at the goals alone. Evaluation starts of
+ReacherLoCA; the first 100 actions are played and the last ten of them carried on to the end.
+"""
+
+import argparse
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lofo.agents.cem import CEM
+from lofo.environments import Reacher
+from lofo.environments.arm import fingertip
+from lofo.environments.raster import TARGET_DISTANCE
+from lofo.environments.reacher import REWARD_RADIUS
+from lofo.experiments.paper_reacher import OPTIMA
+
+NUM_PLAYED, NUM_CARRIED = 100, 10
+
+
+def pay(world, task, before, action, softness):
+    """The arm after an action, and its reward, soft or true."""
+    arm, at_t1, at_t2 = world.advance(before, action)
+    if not softness:
+        return arm, world.pay(task, at_t1, at_t2).astype(jnp.float32)
+    goal = TARGET_DISTANCE * jnp.stack([jnp.cos(arm.direction), jnp.sin(arm.direction)])
+    gaps = jnp.stack([jnp.linalg.norm(fingertip(arm.angles) - side * goal) for side in (1, -1)])
+    rewards = jnp.stack([task.reward_t1, task.reward_t2])
+    soft = rewards * jax.nn.sigmoid((REWARD_RADIUS - gaps) / softness)
+    return arm, world.action_repeat * soft.sum()
+
+
+def play(world, task, planner, softness, key):
+    """The true rewards of the first actions of an episode."""
+    key_start, key_plan = jax.random.split(key)
+
+    def step(arm, key):
+        def returns(candidates, _):
+            def total(actions):
+                follow = lambda a, action: pay(world, task, a, action, softness)  # noqa: E731
+                return jax.lax.scan(follow, arm, actions)[1].sum()
+
+            return jax.vmap(total)(candidates)
+
+        action = planner.plan(returns, 2, key).mean[0]
+        return pay(world, task, arm, action, 0.0)
+
+    start = world.draw_start(task.start, key_start)
+    return jax.lax.scan(step, start, jax.random.split(key_plan, NUM_PLAYED))[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--phase", type=int, default=1)
+    parser.add_argument("--episodes", type=int, default=32)
+    parser.add_argument("--horizon", type=int, default=12)
+    parser.add_argument("--action-repeat", type=int, default=2)
+    parser.add_argument("--softness", type=float, default=0.01)
+    given = parser.parse_args()
+    world = Reacher(action_repeat=given.action_repeat)
+    task, planner = world.evaluation_task(given.phase), CEM(horizon=given.horizon)
+    began = time.perf_counter()
+    keys = jax.random.split(jax.random.PRNGKey(0), given.episodes)
+    rewards = np.asarray(
+        jax.jit(jax.vmap(lambda k: play(world, task, planner, given.softness, k)))(keys)
+    )
+    left = world.spec.time_limit - NUM_PLAYED
+    returns = rewards.sum(1) + left * rewards[:, -NUM_CARRIED:].mean(1)
+    spread = returns.std(ddof=1) / len(returns) ** 0.5
+    optimum = OPTIMA[given.phase - 1]
+    at_end = rewards[:, -1] / world.action_repeat
+    ends = {float(r): int((at_end == r).sum()) for r in np.unique(at_end)}
+    print(
+        f"phase {given.phase}, horizon {given.horizon}, repeat {given.action_repeat}, softness "
+        f"{given.softness:g}: {returns.mean():.0f} ± {spread:.0f}, {returns.mean() / optimum:.1%} of "
+        f"{optimum:.0f}; reward a step at the end: {ends} ({time.perf_counter() - began:.0f} s)"
+    )
+
+
+if __name__ == "__main__":
+    main()
