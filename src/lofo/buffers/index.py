@@ -13,6 +13,8 @@ from lofo.buffers.ledger import Ledger, Placement
 from lofo.buffers.trajectory import Trajectory
 from lofo.types import Array, Key, Metrics, Tree
 
+BLOCK = 256  # rows that a weighted draw sums up before it chooses among them
+
 
 class Draw(NamedTuple):
     """What was drawn."""
@@ -197,11 +199,8 @@ class SequenceIndex:
     def draw(self, state: SequenceState, num: int, key: Key, weight: Array | None = None) -> Draw:
         """Windows, uniform among their starts or in proportion to `weight` [C]."""
         drawable = self.drawable(state)
-        if weight is None:
-            starts = _draw_marked(drawable, num, key)
-        else:
-            starts = _draw_weighted(jnp.where(drawable, weight, 0), num, key)
-        return self.find(state, starts)
+        weight = drawable if weight is None else jnp.where(drawable, weight, 0)
+        return self.find(state, _draw_weighted(weight, num, key))
 
     def drawable(self, state: SequenceState) -> Array:
         """The starts whose window is complete, or at least begun."""
@@ -265,22 +264,29 @@ def _fit_embedding(ledger: Ledger, embedding: Array | None) -> Array:
     return jnp.asarray(embedding, jnp.float32)
 
 
-def _draw_marked(is_marked: Array, num: int, key: Key) -> Array:
-    """Rows drawn uniformly among the marked ones, in exact integer arithmetic."""
-    total = jnp.cumsum(is_marked, dtype=jnp.int32)
-    lots = jax.random.randint(key, (num,), 1, jnp.maximum(total[-1], 1) + 1)
-    return jnp.searchsorted(total, lots).astype(jnp.int32)
-
-
 def _draw_weighted(weight: Array, num: int, key: Key) -> Array:
-    """Rows drawn in proportion to their weight; never one without any."""
-    total = jax.lax.cummax(jnp.cumsum(weight.astype(jnp.float32)))  # rounding may step back
-    lots = (1.0 - jax.random.uniform(key, (num,))) * total[-1]  # in (0, total]
-    hits = jnp.minimum(jnp.searchsorted(total, lots), weight.shape[0] - 1)
-    # Rounding may also lift the sum where the weight is 0: go back to the last row that has some.
-    rows = jnp.arange(weight.shape[0], dtype=jnp.int32)
-    last = jax.lax.cummax(jnp.where(weight > 0, rows, -1))[hits]
-    return jnp.where(last < 0, jnp.argmax(weight > 0), last).astype(jnp.int32)
+    """Rows drawn in proportion to their weight; never one without any.
+
+    A block of rows by the sum of its weights, then a row of that block: no running sum over all
+    rows, for which a GPU takes many passes.
+    """
+    weight = weight.astype(jnp.float32)
+    blocks = jnp.pad(weight, (0, -weight.size % BLOCK)).reshape(-1, BLOCK)
+    lots = 1.0 - jax.random.uniform(key, (2, num))  # in (0, 1]
+    first = BLOCK * _find(jnp.sum(blocks, axis=-1), lots[0])
+    rows = first[:, None] + jnp.arange(BLOCK)
+    own = weight.at[rows].get(mode="fill", fill_value=0.0)
+    return first + _find(own, lots[1])
+
+
+def _find(weight: Array, lots: Array) -> Array:
+    """The entries of `weight`, [C] or [num, C], that lots [num] fall on."""
+    total = jnp.cumsum(weight, axis=-1)
+    # Rounding may lift the sum where the weight is 0, or leave it below every lot's share.
+    is_reached = (total >= lots[:, None] * total[..., -1:]) & (weight > 0)
+    else_any = jnp.argmax(weight > 0, axis=-1)
+    found = jnp.where(jnp.any(is_reached, -1), jnp.argmax(is_reached, axis=-1), else_any)
+    return found.astype(jnp.int32)
 
 
 def _ledger_metrics(ledger: Ledger, age: Array | int | None) -> Metrics:
