@@ -22,16 +22,21 @@ class Score(NamedTuple):
     terminated: jax.Array  # [n] bool, reached T1 or T2
 
 
-def grid_values(world: MiniGrid, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Optimal values [codes] and action values [codes, actions] of MiniGridLoCA, exactly."""
+def grid_values(
+    world: MiniGrid, task: Task, values: np.ndarray | None = None, sweeps: int = 200
+) -> tuple[np.ndarray, np.ndarray]:
+    """Optimal values [codes] and action values [codes, actions] of MiniGridLoCA, exactly.
+
+    Or what so many sweeps make of the values given.
+    """
     codes, actions = jnp.arange(world.num_codes), jnp.arange(3)
     over_actions = jax.vmap(world.advance, in_axes=(None, 0))
     pose, at_t1, at_t2 = jax.vmap(over_actions, in_axes=(0, None))(world.pose(codes), actions)
     successor = np.asarray(world.encode(pose))
     paid = np.asarray(at_t1) * float(task.reward_t1) + np.asarray(at_t2) * float(task.reward_t2)
     goes_on = ~np.asarray(at_t1 | at_t2)
-    values = np.zeros(world.num_codes)
-    for _ in range(200):  # no shortest way is longer
+    values = np.zeros(world.num_codes) if values is None else values
+    for _ in range(sweeps):  # no shortest way is as long as 200
         action_values = paid + world.discount * goes_on * values[successor]
         values = action_values.max(axis=1)
     return values, action_values

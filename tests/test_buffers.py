@@ -24,7 +24,7 @@ from lofo.buffers import (
     near,
 )
 from lofo.buffers import ledger as ledgers
-from lofo.buffers.index import BLOCK, _draw_weighted
+from lofo.buffers.draws import BLOCK, draw_weighted
 from lofo.types import Step, Transition
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
@@ -359,7 +359,7 @@ def test_a_row_without_weight_is_never_drawn_from_a_large_buffer():
     """Sums in float32 round: neither a step back nor a lift may hit a row of weight 0."""
     num_rows = 300_000
     weight = jnp.where(jnp.arange(num_rows) % 2 == 0, 0.0, jax.random.uniform(KEYS[0], (num_rows,)))
-    draw = jax.jit(lambda key: _draw_weighted(weight, 20_000, key))
+    draw = jax.jit(lambda key: draw_weighted(weight, 20_000, key))
     rows = np.concatenate([np.asarray(draw(key)) for key in jax.random.split(KEYS[1], 30)])
     assert (np.asarray(weight)[rows] > 0).all()
 
@@ -367,7 +367,7 @@ def test_a_row_without_weight_is_never_drawn_from_a_large_buffer():
 def test_rows_are_drawn_in_proportion_across_blocks():
     weight = np.zeros(2 * BLOCK + 3, np.float32)
     weight[[0, 5, BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 2]] = [1, 2, 3, 4, 6]  # a block without any
-    rows = _draw_weighted(jnp.asarray(weight), 16_000, KEYS[0])
+    rows = draw_weighted(jnp.asarray(weight), 16_000, KEYS[0])
     counts = np.bincount(rows, minlength=weight.size)
     assert counts[weight == 0].sum() == 0
     assert chi_square(counts[weight > 0], 1000 * weight[weight > 0]) < 18.5  # 4 degrees

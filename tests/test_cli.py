@@ -241,6 +241,14 @@ def test_fraction_shortens_the_run(packs: Any, capsys: Any) -> None:
     assert local.fraction == 0.1 and isinstance(fifo.buffer.rule, Fifo)
 
 
+def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any) -> None:
+    names = "minigrid/dyna_q/lofo", "minigrid/dyna_q/fifo-3e5"
+    (note,) = Answer(capsys, "run", *names, "--fraction", "1/6").err.splitlines()
+    assert note.startswith("lofo: note: phase 2 has time for 50 copies of the target network")
+    words = "--fraction", "1/6", "--agent.target-period", "833"
+    assert Answer(capsys, "run", *names, *words).err == ""
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

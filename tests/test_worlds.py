@@ -21,6 +21,7 @@ from lofo.environments import (
     World,
     check_loca,
 )
+from lofo.experiments import doubt, find, shorten
 from lofo.types import TimeStep
 from planning import grid_values, lattice_values, lookahead_policy, play
 
@@ -499,6 +500,26 @@ def test_minigrid_optima_and_the_stale_policy() -> None:
     np.testing.assert_allclose(score(plan_first, tasks[0]), first @ weights, atol=1e-5)
     np.testing.assert_allclose(score(plan_second, tasks[1]), second @ weights, atol=1e-5)
     np.testing.assert_allclose(score(plan_first, tasks[1]), 0.929, atol=1e-3)
+
+
+def test_what_phase_1_promised_fades_before_anything_is_gained() -> None:
+    """One sweep is the best that one copy of a target network can do."""
+    world = MiniGrid()
+    first, _ = grid_values(world, world.evaluation_task(1))
+    second = world.evaluation_task(2)
+
+    def score(sweeps: int) -> float:
+        _, plan = grid_values(world, second, first, sweeps)
+        best = jnp.asarray(plan.argmax(axis=1))
+        return play(world, follow, best, world.starts(second), jax.random.key(0)).returns.mean()
+
+    assert score(50) == 0.0  # all that a sixth of the paper's length allows
+    assert score(90) > 0.95 * 1.821
+    whole = find("minigrid/dyna_q/lofo")
+    sixth = shorten(whole, 1 / 6)
+    assert doubt(whole) is None and "50 copies" in str(doubt(sixth))
+    assert "about 71" in str(doubt(sixth))  # the return rises between the 69th and the 80th
+    assert doubt(replace(sixth, agent=replace(sixth.agent, target_period=833))) is None
 
 
 def follow(best: jax.Array, code: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from lofo.experiments import (
     SWEEPS,
     Experiment,
     Pack,
+    doubt,
     find_all,
     run,
     shorten,
@@ -95,6 +96,8 @@ class Run:
                 raise LofoError(f"--preset is one of {', '.join(PRESETS)}, got {self.preset!r}")
             named = [PRESETS[self.preset](experiment) for experiment in named]
         experiments = tuple(self._prepare(experiment, overrides) for experiment in named)
+        for words in dict.fromkeys(filter(None, map(doubt, experiments))):
+            print(f"lofo: note: {words}", file=sys.stderr)
         out = self.out or Path("runs") / "+".join(self.ids)
         execute(experiments, out, self.checkpoint_seconds, self.localities)
         print(verdict_table(summarise([out])))

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 
 from lofo.buffers import ledger as ledgers
 from lofo.buffers import trajectory as trajectories
+from lofo.buffers.draws import draw_weighted
 from lofo.buffers.forgetting import Fifo, Forgetting
 from lofo.buffers.ledger import Ledger, Placement
 from lofo.buffers.trajectory import Trajectory
 from lofo.types import Array, Key, Metrics, Tree
-
-BLOCK = 256  # rows that a weighted draw sums up before it chooses among them
 
 
 class Draw(NamedTuple):
@@ -107,7 +106,7 @@ class TransitionIndex:
         if weight is None:
             rows = jax.random.randint(key, (num,), 0, jnp.maximum(state.size, 1))
         else:
-            rows = _draw_weighted(jnp.where(state.live, weight, 0), num, key)
+            rows = draw_weighted(jnp.where(state.live, weight, 0), num, key)
         return self.find(state, rows)
 
     def drawable(self, state: Ledger) -> Array:
@@ -200,7 +199,7 @@ class SequenceIndex:
         """Windows, uniform among their starts or in proportion to `weight` [C]."""
         drawable = self.drawable(state)
         weight = drawable if weight is None else jnp.where(drawable, weight, 0)
-        return self.find(state, _draw_weighted(weight, num, key))
+        return self.find(state, draw_weighted(weight, num, key))
 
     def drawable(self, state: SequenceState) -> Array:
         """The starts whose window is complete, or at least begun."""
@@ -262,31 +261,6 @@ def _fit_embedding(ledger: Ledger, embedding: Array | None) -> Array:
     if embedding is None or jnp.shape(embedding) != (size,):
         raise ValueError(f"embedding must have shape ({size},), got {embedding!r}")
     return jnp.asarray(embedding, jnp.float32)
-
-
-def _draw_weighted(weight: Array, num: int, key: Key) -> Array:
-    """Rows drawn in proportion to their weight; never one without any.
-
-    A block of rows by the sum of its weights, then a row of that block: no running sum over all
-    rows, for which a GPU takes many passes.
-    """
-    weight = weight.astype(jnp.float32)
-    blocks = jnp.pad(weight, (0, -weight.size % BLOCK)).reshape(-1, BLOCK)
-    lots = 1.0 - jax.random.uniform(key, (2, num))  # in (0, 1]
-    first = BLOCK * _find(jnp.sum(blocks, axis=-1), lots[0])
-    rows = first[:, None] + jnp.arange(BLOCK)
-    own = weight.at[rows].get(mode="fill", fill_value=0.0)
-    return first + _find(own, lots[1])
-
-
-def _find(weight: Array, lots: Array) -> Array:
-    """The entries of `weight`, [C] or [num, C], that lots [num] fall on."""
-    total = jnp.cumsum(weight, axis=-1)
-    # Rounding may lift the sum where the weight is 0, or leave it below every lot's share.
-    is_reached = (total >= lots[:, None] * total[..., -1:]) & (weight > 0)
-    else_any = jnp.argmax(weight > 0, axis=-1)
-    found = jnp.where(jnp.any(is_reached, -1), jnp.argmax(is_reached, axis=-1), else_any)
-    return found.astype(jnp.int32)
 
 
 def _ledger_metrics(ledger: Ledger, age: Array | int | None) -> Metrics:

@@ -1,7 +1,7 @@
 """Where agents, worlds, localities and buffers meet."""
 
 from lofo.experiments.evaluation import evaluate
-from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule, shorten
+from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule, doubt, shorten
 from lofo.experiments.pack import Pack
 from lofo.experiments.paper import DEMO, PRESETS, REGISTRY, SWEEPS, find, find_all
 from lofo.experiments.runner import Event, run
@@ -20,6 +20,7 @@ __all__ = [
     "Phase",
     "Schedule",
     "Sweep",
+    "doubt",
     "evaluate",
     "find",
     "find_all",

@@ -1,10 +1,11 @@
 """An experiment is a frozen dataclass: a world, an agent, a buffer, two phases and a schedule."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from lofo.agents import Agent
+from lofo.agents import Agent, DynaQ
 from lofo.buffers import (
     Fifo,
     Local,
@@ -186,3 +187,29 @@ def configuration(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [configuration(v) for v in value]
     return value
+
+
+def doubt(experiment: Experiment) -> str | None:
+    """What a run cannot show, whatever its buffer: known before it begins.
+
+    A bootstrapped value that nothing supports any more fades by the discount with each copy of the
+    target network, if the agent can wait: a turn on the spot is worth nearly what the spot is.
+    """
+    agent, schedule = experiment.agent, experiment.schedule
+    if not isinstance(agent, DynaQ) or len(experiment.phases) < 2:
+        return None
+    before, after = experiment.phases[:2]
+    if not 0 < after.optimum < before.optimum or not 0 < agent.discount < 1:
+        return None
+    num_updates = after.steps // schedule.steps_per_update * schedule.updates
+    num_copies = num_updates // agent.target_period
+    needed = math.ceil(math.log(before.optimum / after.optimum) / -math.log(agent.discount))
+    if num_copies >= needed:
+        return None
+    return (
+        f"phase {after.number} has time for {num_copies} copies of the target network, but what "
+        f"phase {before.number} promised fades by the discount with each and takes about {needed} "
+        f"to fall below what there is now: the agent waits for it, whatever its buffer. Choose a "
+        f"smaller --agent.target-period than {agent.target_period}, such as "
+        f"{max(1, num_updates // (4 * needed))}."
+    )
