@@ -32,7 +32,7 @@ def tiny_pack() -> Pack:
         value=MLP((8, 8), "relu"),
         model_learning_rate=2e-3,
         value_learning_rate=1e-3,
-        target_period=3,
+        target_period=1,
         num_model_updates=1,
         num_planning_updates=1,
         batch_size=8,

@@ -15,13 +15,20 @@ def test_steps_are_those_of_optax(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     draw = lambda: {  # noqa: E731
         name: jnp.asarray(rng.normal(size=(2, *shape)), jnp.float32)
-        for name, shape in {"a": (3,), "b": (5, 8), "large": (9, 8), "c": (4, 4)}.items()
+        for name, shape in {"a": (3,), "b": (5, 8), "between, large": (9, 8), "c": (4, 4)}.items()
     }
     optimiser = optax.adam(0.01, eps=1e-5)
     params = draw()
     ours = theirs = params, jax.vmap(optimiser.init)(params)
-    together = jax.jit(jax.vmap(lambda *x: descent.descend_together(*x, 0.01, 1e-5, True)))
-    plainly = jax.jit(jax.vmap(lambda *x: descent.descend(*x, 0.01, 1e-5)))
+    rate = jnp.float32(0.01)  # as data
+    together = jax.jit(jax.vmap(lambda *x: descent.descend_together(*x, rate, 1e-5, True)))
+
+    @jax.jit
+    @jax.vmap
+    def plainly(params, gradient, state):
+        change, state = optimiser.update(gradient, state)
+        return optax.apply_updates(params, change), state
+
     for _ in range(3):
         gradient = draw()
         ours, theirs = together(ours[0], gradient, ours[1]), plainly(theirs[0], gradient, theirs[1])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import oracles
 from conftest import Finished, program_counts, tiny_pack, values
-from lofo.agents import PlaNet
+from lofo.agents import DynaQ, PlaNet
 from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
@@ -356,6 +356,17 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(LofoError, match="at step 62"):
         run(pack, tmp_path, checkpoint_seconds=0)
     assert (tmp_path / "rows.jsonl").read_bytes().startswith(rows)
+
+
+def test_an_agent_may_have_nothing_to_report(finished: Finished) -> None:
+    @dataclass(frozen=True)
+    class Silent(DynaQ):
+        def update(self, *given: Any) -> Any:
+            return super().update(*given)[0], {}
+
+    lead = finished.pack.lead
+    fields = {f.name: getattr(lead.agent, f.name) for f in dataclasses.fields(lead.agent)}
+    loop.check(Pack((replace(lead, agent=Silent(**fields)),)))
 
 
 def test_evaluation_is_given_nothing_to_learn_with() -> None:

@@ -1,5 +1,6 @@
 """The kernels that need no patches mean what patches and a product mean; here interpreted."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lofo.agents import DynaQ
 from lofo.networks import (
+    CNN,
+    MLP,
+    Chain,
     Gallery,
     Picked,
     Pixels,
@@ -21,6 +26,7 @@ from lofo.networks import (
 from lofo.networks.drawings import Way
 from lofo.networks.pictures import blocks_of
 from lofo.networks.sliding import Goal, Sliding
+from lofo.types import Transition
 
 INTERPRETED = patchless.Kernels(Sliding, option=True)
 
@@ -146,3 +152,56 @@ def test_drawings_of_listed_pictures_are_compared_on_a_gpu(
     gpu = type("Device", (), {"compute_capability": "9.0"})()
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     assert decoder.compares(shown, shown) and not decoder.compares(shown, shown.pixels())
+    others = Picked(shown.rows, Gallery(np.ones((1, 80, 80, 3), np.uint8)), Pixels())
+    assert not decoder.compares(shown, others)
+    for other in (
+        replace(decoder, dtype="float32"),
+        replace(decoder, activation="elu"),
+        replace(decoder, channels=(64, 48, 3)),
+        replace(decoder, strides=(1, 3, 7)),  # more numbers a block than are compared
+    ):
+        assert not other.compares(shown, shown)
+
+
+@pytest.mark.slow
+def test_an_agent_is_taught_the_same_where_drawings_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Losses and their gradients; codes as narrow as a byte."""
+    monkeypatch.setattr(drawings, "Way", partial(Way, kernels=INTERPRETED))
+    encoder, head = CNN((4,), (8,), (4,)), MLP((8,), "relu", "torch")
+    decoder = TransposedCNN((16, 16, 3), (2, 4, 5), (1, 2, 3))
+    agent = DynaQ(
+        decoder.picture_shape,
+        3,
+        scaling=Pixels(),
+        encoder=encoder,
+        decoder=decoder,
+        head=head,
+        value=Chain((encoder, head)),
+        output_init="torch",
+        one_hot_action=True,
+    )
+    rng = np.random.default_rng(0)
+    gallery = Gallery(rng.integers(0, 256, (5, *decoder.picture_shape)).astype(np.uint8))
+    before, after = (
+        Picked(jnp.asarray(rng.integers(0, 5, 7), jnp.uint8), gallery, Pixels()) for _ in range(2)
+    )
+    items = Transition(
+        before,  # type: ignore[arg-type]
+        jnp.asarray(rng.integers(0, 3, 7)),
+        jnp.asarray(rng.normal(size=7), jnp.float32),
+        jnp.arange(7) % 3 == 0,
+        after,  # type: ignore[arg-type]
+    )
+    model = agent.init(jax.random.key(1)).model
+
+    def teach(is_compared: bool) -> Any:
+        monkeypatch.setattr(TransposedCNN, "compares", lambda *_: is_compared)
+        teach = jax.value_and_grad(lambda *x: agent.model_loss(*x), has_aux=True)
+        return jax.jit(teach)(model, items, jnp.ones(7, bool))
+
+    ours, plain = jax.tree.leaves(teach(True)), jax.tree.leaves(teach(False))
+    for found, expected in zip(ours, plain, strict=True):
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=1e-5)

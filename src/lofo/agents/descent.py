@@ -30,7 +30,11 @@ def remember(params: Tree) -> Tree:
 
 
 def descend(
-    params: Tree, gradient: Tree, state: Tree, learning_rate: float, epsilon: float
+    params: Tree,
+    gradient: Tree,
+    state: Tree,
+    learning_rate: float | Array,
+    epsilon: float | Array,
 ) -> tuple[Tree, Tree]:
     """One step of `optax.adam`: the parameters and the optimiser's state behind it."""
     if onchip.is_supported():
@@ -44,24 +48,22 @@ def descend_together(
     params: Tree,
     gradient: Tree,
     state: Tree,
-    learning_rate: float,
-    epsilon: float,
+    learning_rate: float | Array,
+    epsilon: float | Array,
     interpret: bool = False,
 ) -> tuple[Tree, Tree]:
     """The same, with the small arrays in one kernel."""
     adam, *rest = state
     count = optax.safe_increment(adam.count)
     decays = jnp.array([onchip.DECAY_MEAN, onchip.DECAY_SQUARE])
-    scales = 1 / (1 - decays**count)
+    # One array for the kernel, which takes no other numbers than those of its programs.
+    numbers = jnp.append(1 / (1 - decays**count), jnp.array([learning_rate, epsilon]))
     columns = [jax.tree.leaves(tree) for tree in (params, adam.mu, adam.nu, gradient)]
     arrays = list(zip(*columns, strict=True))
-    step = partial(onchip.descend, learning_rate=learning_rate, epsilon=epsilon)
     small = [leaves for leaves in arrays if leaves[0].size <= LARGEST]
-    taken = iter(_take(step, small, scales, interpret) if small else ())
+    taken = iter(_take(small, numbers, interpret) if small else ())
     found = [
-        next(taken)
-        if leaves[0].size <= LARGEST
-        else step(leaves[:3], leaves[3], (scales[0], scales[1]))
+        next(taken) if leaves[0].size <= LARGEST else _step(leaves[:3], leaves[3], numbers)
         for leaves in arrays
     ]
     values, means, squares = (
@@ -70,13 +72,20 @@ def descend_together(
     return values, (adam._replace(count=count, mu=means, nu=squares), *rest)
 
 
+def _step(old: tuple[Array, ...], slope: Array, numbers: Any) -> tuple[Array, ...]:
+    value, mean, square = old
+    return onchip.descend(
+        (value, mean, square), slope, (numbers[0], numbers[1]), numbers[2], numbers[3]
+    )
+
+
 def _take(
-    step: Any, arrays: list[tuple[Array, ...]], scales: Array, interpret: bool
+    arrays: list[tuple[Array, ...]], numbers: Array, interpret: bool
 ) -> list[tuple[Array, ...]]:
     """Values, means and squares behind a step, from those and gradients."""
     flat = [x.reshape(-1) for kind in zip(*arrays, strict=True) for x in kind]
     sizes = [leaves[0].size for leaves in arrays]
-    found = _call(partial(_descend_kernel, step), "descend", sizes, scales, flat, interpret)
+    found = _call(_descend_kernel, "descend", sizes, numbers, flat, interpret)
     kinds = (found[k :: len(arrays)] for k in range(len(arrays)))
     return [
         tuple(x.reshape(leaves[0].shape) for x in kind)
@@ -119,13 +128,13 @@ def _call(
     return found
 
 
-def _descend_kernel(step: Any, sizes: list[int], scales: Any, *refs: Any) -> None:
+def _descend_kernel(sizes: list[int], numbers: Any, *refs: Any) -> None:
     given, found = refs[: 4 * len(sizes)], refs[4 * len(sizes) :]
 
     def take(k: int, at: Array, inside: Array) -> None:
         own = given[k :: len(sizes)]
         *old, slope = (plt.load(x.at[at], mask=inside, other=0.0) for x in own)
-        new = step(tuple(old), slope, (scales[0], scales[1]))
+        new = _step(tuple(old), slope, numbers)
         for ref, array in zip(found[k :: len(sizes)], new, strict=True):
             plt.store(ref.at[at], array, mask=inside)
 

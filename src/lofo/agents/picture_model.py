@@ -79,12 +79,10 @@ class PictureModel:
         """What the decoder draws from, its layers and a vector; the reward and the logit."""
         if self.is_stacked:
             encoded = jax.vmap(self.encoder.apply, (0, None))(params.encoders, x)
-        else:
-            encoded = jnp.stack([self.encoder.apply(part, x) for part in params.encoders])
-        if self.is_stacked:
             heads = jax.vmap(_tell, (0, None))(params.heads, action)
             answers = jax.vmap(self._answer.apply)(heads, encoded[1:])
         else:
+            encoded = jnp.stack([self.encoder.apply(part, x) for part in params.encoders])
             heads = [_tell(head, action) for head in params.heads]
             own = zip(heads, encoded[1:], strict=True)
             answers = jnp.stack([self._answer.apply(head, x) for head, x in own])

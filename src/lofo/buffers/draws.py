@@ -18,6 +18,7 @@ def draw_weighted(weight: Array, num: int, key: Key) -> Array:
     blocks = jnp.pad(weight, (0, -weight.size % BLOCK)).reshape(-1, BLOCK)
     lots = 1.0 - jax.random.uniform(key, (2, num))  # in (0, 1]
     first = BLOCK * _find(jnp.sum(blocks, axis=-1), lots[0])
+    # Read from `weight`: of the padded blocks only the sums are ever written down.
     rows = first[:, None] + jnp.arange(BLOCK)
     own = weight.at[rows].get(mode="fill", fill_value=0.0)
     return first + _find(own, lots[1])

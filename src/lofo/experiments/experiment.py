@@ -192,8 +192,9 @@ def configuration(value: Any) -> Any:
 def doubt(experiment: Experiment) -> str | None:
     """What a run cannot show, whatever its buffer: known before it begins.
 
-    A bootstrapped value that nothing supports any more fades by the discount with each copy of the
-    target network, if the agent can wait: a turn on the spot is worth nearly what the spot is.
+    A bootstrapped value that nothing supports any more fades only by the discount with each copy of
+    the target network where an agent can wait: a turn on the spot is worth nearly what the spot is.
+    The promises nearest to T1 take twice as long as the mean one.
     """
     agent, schedule = experiment.agent, experiment.schedule
     if not isinstance(agent, DynaQ) or len(experiment.phases) < 2:
@@ -204,12 +205,12 @@ def doubt(experiment: Experiment) -> str | None:
     num_updates = after.steps // schedule.steps_per_update * schedule.updates
     num_copies = num_updates // agent.target_period
     needed = math.ceil(math.log(before.optimum / after.optimum) / -math.log(agent.discount))
-    if num_copies >= needed:
+    if num_copies >= 2 * needed:
         return None
     return (
-        f"phase {after.number} has time for {num_copies} copies of the target network, but what "
-        f"phase {before.number} promised fades by the discount with each and takes about {needed} "
-        f"to fall below what there is now: the agent waits for it, whatever its buffer. Choose a "
-        f"smaller --agent.target-period than {agent.target_period}, such as "
-        f"{max(1, num_updates // (4 * needed))}."
+        f"phase {after.number} has time for {num_copies} copies of the target network. Where the "
+        f"agent can wait, what phase {before.number} promised fades by the discount with each, and "
+        f"takes {needed} to {2 * needed} to fall below what there is now; until then it may wait, "
+        f"whatever its buffer. Choose a smaller --agent.target-period than {agent.target_period}, "
+        f"such as {max(1, num_updates // (4 * needed))}."
     )

@@ -78,7 +78,7 @@ def advance(
         runs, _ = jax.lax.fori_loop(0, num_cycles, body, (runs, None))
         return runs, Tally({}, {})
     runs = pack.enter(runs)
-    like = _metrics(pack, runs)
+    like = _zeros(pack, runs)
     runs, (sums, first_bad) = jax.lax.fori_loop(0, num_cycles, body, (runs, _nothing(like)))
     named = (dict(zip(sorted(like), x, strict=True)) for x in (sums, first_bad))
     return pack.leave(runs), Tally(*named)
@@ -225,7 +225,7 @@ def _where(condition: Array, new: Tree, old: Tree) -> Tree:
     return jax.tree.map(pick, new, old)
 
 
-def _metrics(pack: Pack, runs: Runs) -> Metrics:
+def _zeros(pack: Pack, runs: Runs) -> Metrics:
     """Zeros for all that an update reports."""
     keys = _step_keys(runs.streams, 0)
     shapes = jax.eval_shape(lambda r, k: _update(pack, r, k)[1], runs, keys)
@@ -234,11 +234,16 @@ def _metrics(pack: Pack, runs: Runs) -> Metrics:
 
 def _nothing(like: Metrics) -> tuple[Array, Array]:
     """A tally of no update: all metrics stacked, by name, so that counting them is one kernel."""
-    sums = jnp.stack([like[name] for name in sorted(like)])
+    sums = _stacked(like)
     return sums, jnp.full(sums.shape, NEVER, jnp.int32)
 
 
 def _count(counted: tuple[Array, Array], metrics: Metrics, step: Array) -> tuple[Array, Array]:
     sums, first_bad = counted
-    values = jnp.stack([metrics[name] for name in sorted(metrics)])
+    values = _stacked(metrics)
     return sums + values, jnp.minimum(first_bad, jnp.where(jnp.isfinite(values), NEVER, step))
+
+
+def _stacked(metrics: Metrics) -> Array:
+    """All of them [metrics, R], by name; an agent may have nothing to report."""
+    return jnp.stack([metrics[name] for name in sorted(metrics)]) if metrics else jnp.zeros(0)

@@ -20,9 +20,9 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from lofo.networks.slides import padded
 from lofo.types import Array
 
-SMALLEST = 16  # no side of a product on tensor cores may be shorter
 TRAIN_WARPS, APPLY_WARPS = 8, 2  # measured: docs/benchmarks.md
 CHUNK = 4096  # words that Adam takes at a time
 ALIGNED = 16  # words
@@ -67,8 +67,8 @@ class Dense:
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """Padded; a layer writes as many columns as the next one reads."""
-        rows = [_padded(fan_in) for fan_in, _ in self.fans]
-        return tuple(zip(rows, [*rows[1:], _padded(self.fans[-1][1])], strict=True))
+        rows = [padded(fan_in) for fan_in, _ in self.fans]
+        return tuple(zip(rows, [*rows[1:], padded(self.fans[-1][1])], strict=True))
 
     @property
     def offsets(self) -> tuple[tuple[int, int], ...]:
@@ -215,8 +215,8 @@ def descend(
     old: tuple[Array, Array, Array],
     gradient: Array,
     scales: tuple[Array, Array],
-    learning_rate: float,
-    epsilon: float,
+    learning_rate: float | Array,
+    epsilon: float | Array,
 ) -> tuple[Array, Array, Array]:
     """One step of Adam on some words, their mean and their square."""
     value, mean, square = old
@@ -262,7 +262,7 @@ def _places(offset: Array | int, shape: tuple[int, ...]) -> Array:
 def _read_data(ref: Any, *first: Array) -> Array:
     """The array at the first indices, with zeros up to powers of two."""
     num_rows, num_columns = ref.shape[len(first) :]
-    rows, columns = _grid((_padded(num_rows), _padded(num_columns)))
+    rows, columns = _grid((padded(num_rows), padded(num_columns)))
     inside = (rows < num_rows) & (columns < num_columns)
     return plt.load(ref.at[(*first, rows, columns)], mask=inside, other=0.0)
 
@@ -271,7 +271,7 @@ def _read_joined(net: Dense, ref: Any, *first: Array) -> Array:
     """What joins a layer's output, in the columns after it."""
     assert net.join is not None
     num_rows, num_columns = ref.shape[len(first) :]
-    rows = jnp.arange(_padded(num_rows))
+    rows = jnp.arange(padded(num_rows))
     _, columns = _grid((1, net.shapes[net.join][1]))
     extra = jnp.zeros((1, net.shapes[net.join][1]), jnp.float32)
     for j in range(num_columns):
@@ -293,7 +293,3 @@ def _tanh(x: Array) -> Array:
     """Without the branches of the library's: within 1e-7 of it."""
     decay = jnp.exp(-2 * jnp.abs(x))
     return jnp.where(x < 0, -1.0, 1.0) * (1 - decay) / (1 + decay)
-
-
-def _padded(size: int) -> int:
-    return max(SMALLEST, 1 << (size - 1).bit_length())

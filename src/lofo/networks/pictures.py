@@ -193,8 +193,10 @@ class TransposedCNN:
         """
         drawn, rest = self._begin(params, x)
         weights, biases = (tuple(layer[name] for layer in rest) for name in ("weight", "bias"))
-        told = (jnp.reshape(y, -1) for y in (before.rows, after.rows, counts))
-        goal = Goal(jnp.asarray(blocks_of(before.gallery, self.strides[-1])), *told)
+        # A small code times the size of a picture would overflow.
+        first, second = (y.rows.reshape(-1).astype(jnp.int32) for y in (before, after))
+        table = jnp.asarray(blocks_of(before.gallery, self.strides[-1]))
+        goal = Goal(table, first, second, counts.reshape(-1))
         way = drawings.Way(self.strides[1:], self.activation)
         return drawings.miss(drawn, weights, biases, goal, 1 / 255, way)
 

@@ -9,7 +9,7 @@ each other, and `Sliding.learn` is what both have for a gradient of their weight
 `Sliding.read_back` knows the activation below and adds up the gradient of its bias; and `miss` says
 how far a drawing lies from a picture of a table, with the gradient in the drawing's place.
 
-Rows should begin at multiples of 16 numbers: only then do 16 bytes travel at once.
+Rows should begin at multiples of 16 bytes: only then do 16 bytes travel at once.
 """
 
 from functools import partial
@@ -86,8 +86,9 @@ class Sliding(Slide):
 
         For `stride` 1 and no more numbers a place than one program takes.
         """
-        num_programs = pl.cdiv(prod(self.blocks), self.plan("draw").places)
-        depth = self.pictures[-1]
+        plan, depth = self.plan("draw"), self.pictures[-1]
+        assert self.stride == 1 and depth <= plan.columns, (self, plan)
+        num_programs = pl.cdiv(prod(self.blocks), plan.places)
         change, losses, sums = self._call(
             "draw",
             partial(kernels.miss_kernel, self, scale),

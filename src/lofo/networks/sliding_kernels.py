@@ -211,9 +211,13 @@ def _rem(a: Array | int, b: int) -> Any:
 
 
 def _activate(x: Array, activation: str) -> Array:
+    assert activation in ("relu", "none"), activation
     return jnp.maximum(x, 0) if activation == "relu" else x
 
 
 def _dot(a: Array, b: Array, *, trans_a: bool = False) -> Array:
-    contracted = ((0 if trans_a else 1,), (0,))
-    return jax.lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
+    contracted = (((0 if trans_a else 1,), (0,)), ((), ()))
+    # Whatever others ask of their products: these are bfloat16 and cannot be more exact.
+    return jax.lax.dot_general(
+        a, b, contracted, jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32
+    )
