@@ -274,14 +274,12 @@ class WorldModel:
         return self.apply(self.decoder, params.decoder, canvas)
 
     def cast(self, params: Tree) -> Tree:
-        """Parameters in the compute dtype; what is in it already stays as it is."""
-        return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
+        """Matrices in the compute dtype; what is added, and its gradients, stays in float32."""
+        return jax.tree.map(lambda x: x.astype(self.compute_dtype) if x.ndim > 1 else x, params)
 
     def recurrent(self, params: WorldModelParams) -> Tree:
         """The recurrence's layers, `cast`."""
-        # matrices alone: what is added up from step to step stays in float32
-        rssm = params.rssm
-        return jax.tree.map(lambda x: self.cast(x) if x.ndim > 1 else x, rssm)
+        return self.cast(params.rssm)
 
     @property
     def _canvas(self) -> MLP:

@@ -99,7 +99,7 @@ class MLP:
 
     def apply(self, params: Tree, x: Array) -> Array:
         for layer in params:
-            x = ACTIVATIONS[self.activation](x @ layer["weight"] + layer["bias"])
+            x = finish(x @ layer["weight"], layer["bias"], self.activation)
         return x
 
 

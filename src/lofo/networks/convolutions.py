@@ -49,13 +49,14 @@ def spread_all(
 ) -> Array:
     """Transposed convolutions in turn; the last has no activation.
 
-    From where on our own kernels suit all layers, they take them together.
+    From where on our own kernels suit all layers, and are for this much, they take them together.
     """
     weights, biases = (tuple(layer[name] for layer in layers) for name in ("weight", "bias"))
     activations = (*[activation] * (len(weights) - 1), "none")
     for k, (weight, bias, stride) in enumerate(zip(weights, biases, strides, strict=True)):
         rest = zip(weights[k:], activations[k:], strict=True)
-        if all(patchless.suits(x, len(weight), own) for weight, own in rest):
+        suited = all(patchless.suits(x, len(weight), own) for weight, own in rest)
+        if suited and x.size // len(weight) * weight.size < patchless.ENOUGH:
             way = drawings.Way(strides[k:], activation)
             return drawings.spread(x, weights[k:], biases[k:], way)
         x = spread(x, weight, bias, stride, activations[k])

@@ -56,11 +56,11 @@ def suits(x: Array | jax.ShapeDtypeStruct, size: int, activation: str) -> bool:
 def kernels_for(x: Array, size: int, num_products: int, activation: str) -> Kernels | None:
     """The kernels for pictures, or for places of a size, if this device has better than patches.
 
-    Our own where they suit; else the library's where a single run keeps a GPU busy.
+    The library's where a single run keeps a GPU busy; else our own where they suit.
     """
-    if suits(x, size, activation):
-        return OURS
-    if num_products < ENOUGH or not onchip.is_supported():
+    if num_products < ENOUGH:
+        return OURS if suits(x, size, activation) else None
+    if not onchip.is_supported():
         return None
     # asked for here and not by the kernels: the way back has the precision of the way forth
     is_coarse = x.dtype == jnp.bfloat16

@@ -214,9 +214,8 @@ class RSSM:
 
 
 def _act_on(layers: Layers, action: Array) -> Array:
-    """What actions add to the input layer: few numbers, so no product."""
-    weight = layers["action"]["weight"]
-    rows, action = (x.astype(jnp.float32) for x in (weight, action.astype(weight.dtype)))
+    """What actions add to the input layer: few numbers, so no product, and all their digits."""
+    rows = layers["action"]["weight"].astype(jnp.float32)
     parts = (action[..., k, None] * row for k, row in enumerate(rows))
     return sum(parts, layers["action"]["bias"])
 
