@@ -42,9 +42,12 @@ GAINS = {"tanh": 5 / 3, "relu": math.sqrt(2), "elu": math.sqrt(2), "none": math.
 
 
 def finish(product: Array, bias: Array, activation: str) -> Array:
-    """Bias and activation, in the product's dtype."""
+    """Bias and activation, in the product's dtype; without an activation, in float32.
+
+    That is an outcome: were it rounded, many equal pixels would all miss by the same.
+    """
     found = product.astype(jnp.float32) + bias
-    return ACTIVATIONS[activation](found.astype(product.dtype))
+    return found if activation == "none" else ACTIVATIONS[activation](found.astype(product.dtype))
 
 
 class Network(Protocol):

@@ -4,7 +4,7 @@
 makes grouped convolutions of them, and those are slow; `vmap` over a product is a batched product.
 On a GPU, pictures in bfloat16 and large networks have kernels that need no patches: `patchless`.
 
-Products add in float32, and outcomes have the dtype of what came in.
+Products add in float32, and outcomes have the dtype of what came in, or what `finish` makes of it.
 """
 
 import functools

@@ -102,8 +102,9 @@ def _convolve_back(
     def back(x: Array, weight: Array, y: Array, change: Array) -> tuple[Array, Array, Array]:
         slide = kernels.slide(x.shape, len(weight), stride, weight.shape[-1])
         change = _before(activation, y, change)
-        below = slide.draw(change, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
-        return below, slide.learn(x, change), added(change)
+        light = change.astype(x.dtype)
+        below = slide.draw(light, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
+        return below.astype(x.dtype), slide.learn(x, light), added(change)
 
     return kernels.runs(back, folds=False)(*seen, change)
 
@@ -115,7 +116,10 @@ _convolve.defvjp(_convolve_forth, _convolve_back)
 def spread(
     x: Array, weight: Array, bias: Array, stride: int, activation: str, kernels: Kernels
 ) -> Array:
-    """The transposed convolution of [N, H, W, C] with [C, k, k, O], in the dtype of `x`."""
+    """The transposed convolution of [N, H, W, C] with [C, k, k, O], in the dtype of `x`.
+
+    The library's is float32 without an activation, as `finish` has it.
+    """
 
     def forth(x: Array, weight: Array, bias: Array) -> Array:
         weight = jnp.moveaxis(weight.astype(x.dtype), 0, -1)
@@ -136,8 +140,9 @@ def _spread_back(
         weight = jnp.moveaxis(weight.astype(x.dtype), 0, -1)
         slide = kernels.drawing(x, weight, stride)
         change = _before(activation, y, change)
-        below = slide.read(change, weight, jnp.zeros(x.shape[-1]), "none")
-        return below, jnp.moveaxis(slide.learn(change, x), -1, 0), added(change)
+        light = change.astype(x.dtype)
+        below = slide.read(light, weight, jnp.zeros(x.shape[-1]), "none").astype(x.dtype)
+        return below, jnp.moveaxis(slide.learn(light, x), -1, 0), added(change)
 
     return kernels.runs(back, folds=False)(*seen, change)
 
