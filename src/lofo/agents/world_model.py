@@ -23,6 +23,7 @@ from lofo.networks import (
     check_shape,
     linear,
 )
+from lofo.networks.blocks import widen
 from lofo.networks.distributions import unit_gaussian_log_density
 from lofo.types import Array, Key, LofoError, Metrics, Step, Tree
 
@@ -199,8 +200,29 @@ class WorldModel:
     def imagine_window(
         self, params: WorldModelParams, state: RSSMState, actions: Array, key: Key
     ) -> RSSMState:
-        """The states [..., T, size] that actions [..., T, action_size] are expected to lead to."""
+        """The states [T, ..., size] that actions [T, ..., action_size] are expected to lead to.
+
+        All actions may begin at one state [size].
+        """
         return self.rssm.imagine_window(self.recurrent(params), state, actions, key)
+
+    def ahead(self, params: WorldModelParams) -> WorldModelParams:
+        """For `imagined_returns`: cast, laid out and aligned once, ahead of a search for actions."""
+        (out,) = params.reward_out
+        return params._replace(
+            rssm=self.rssm.ahead(self.recurrent(params)),
+            reward=jax.tree.map(lambda x: widen(x, *range(x.ndim)), self.cast(params.reward)),
+            reward_out=(out | {"weight": widen(out["weight"], 0)},),
+        )
+
+    def imagined_returns(
+        self, params: WorldModelParams, state: RSSMState, actions: Array, key: Key
+    ) -> Array:
+        """The sums [...] of the rewards expected of actions [T, ..., action_size] from a state."""
+        ready = self.ahead(params)
+        features = self.features(self.imagine_window(ready, state, actions, key))
+        # rewards do not feed back, so the head sees all steps at once: few, large products
+        return jnp.sum(self.reward(ready, widen(features, features.ndim - 1)), axis=0)
 
     def rest(
         self, params: WorldModelParams, observations: Array, num_steps: int, key: Key
