@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from lofo.agents.world_model import BalancedKL, HingedKL, arrive
-from lofo.networks import MLP, Discrete, Gaussian, rssm
+from lofo.networks import Discrete, Gaussian, rssm
 from lofo.networks.blocks import draw_layer
 from lofo.networks.distributions import (
     Normal,
@@ -299,27 +299,6 @@ def test_steps_imagined_one_by_one_or_in_a_row_agree(model, batch_shape):
         now, prior = jit(model.imagine_by)(params, now, actions[k], noise[k])
         assert_close(now, jax.tree.map(lambda x, k=k: x[k], states))
     assert_close(prior, model.prior(params, now.deterministic))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_laid_out_for_a_search_promises_the_same(dtype):
-    """Sizes that are no multiples of 8, so that all of it is widened."""
-    recurrence = replace(TINY_PLANET.rssm, latent=Gaussian(3), deterministic_size=9, hidden_size=11)
-    head = MLP((13, 7), "relu", "glorot")
-    model = replace(TINY_PLANET, rssm=recurrence, reward_head=head, compute_dtype=dtype)
-    params, now = drawn(model.init), recurrence.begin()
-    actions = jax.random.uniform(KEY, (3, 4, model.action_size), minval=-1)
-    promised = jit(model.imagined_returns)(model.ahead(params), now, actions, KEY)
-    total, noise = 0.0, recurrence.latent.noise(KEY, (3, 4))
-    now = recurrence.begin((4,))
-    for action, own in zip(actions, noise, strict=True):
-        now = jit(model.imagine_by)(params, now, action, own)
-        total += model.reward(params, model.features(now))
-    assert promised.dtype == jnp.float32
-    tolerance = {"float32": 1e-5, "bfloat16": 0.02}[dtype]
-    np.testing.assert_allclose(promised, total, atol=tolerance * np.abs(total).max())
-    for layer in jax.tree.leaves(model.ahead(params).rssm):
-        assert layer.dtype == (dtype if layer.ndim > 1 else "float32")
 
 
 def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(monkeypatch):

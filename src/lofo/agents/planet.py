@@ -14,6 +14,7 @@ from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
 from lofo.agents.world_model import HingedKL, Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Gaussian, RSSMState, TransposedCNN
+from lofo.networks.blocks import widen
 from lofo.types import Array, Batch, Key, Metrics, Tree
 
 PLANET_MODEL = WorldModel(
@@ -116,8 +117,11 @@ class PlaNet:
         self, state: PlaNetState, seen: RSSMState, actions: Array, key: Key
     ) -> Array:
         """The sums [K] of the rewards expected of sequences of actions [K, H, A]."""
-        actions = jnp.moveaxis(actions, 1, 0)
-        return self.model.imagined_returns(state.model, seen, actions, key)
+        ready = self.model.ahead(state.model)
+        states = self.model.imagine_window(ready, seen, jnp.moveaxis(actions, 1, 0), key)
+        features = widen(self.model.features(states), 2)
+        # rewards do not feed back, so the head sees all steps at once: few, large products
+        return jnp.sum(self.model.reward(ready, features), axis=0)
 
     def update(self, state: PlaNetState, batches: Batch, key: Key) -> tuple[PlaNetState, Metrics]:
         items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))

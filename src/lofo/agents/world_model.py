@@ -200,29 +200,17 @@ class WorldModel:
     def imagine_window(
         self, params: WorldModelParams, state: RSSMState, actions: Array, key: Key
     ) -> RSSMState:
-        """The states [T, ..., size] that actions [T, ..., action_size] are expected to lead to.
-
-        All actions may begin at one state [size].
-        """
+        """The states [T, ..., size] that actions [T, ..., action_size] are expected to lead to."""
         return self.rssm.imagine_window(self.recurrent(params), state, actions, key)
 
     def ahead(self, params: WorldModelParams) -> WorldModelParams:
-        """For `imagined_returns`: cast, laid out and aligned once, ahead of a search for actions."""
+        """Cast and laid out once, ahead of a search for actions; the reward head reads `widen`."""
         (out,) = params.reward_out
         return params._replace(
             rssm=self.rssm.ahead(self.recurrent(params)),
             reward=jax.tree.map(lambda x: widen(x, *range(x.ndim)), self.cast(params.reward)),
             reward_out=(out | {"weight": widen(out["weight"], 0)},),
         )
-
-    def imagined_returns(
-        self, params: WorldModelParams, state: RSSMState, actions: Array, key: Key
-    ) -> Array:
-        """The sums [...] of the rewards expected of actions [T, ..., action_size] from a state."""
-        ready = self.ahead(params)
-        features = self.features(self.imagine_window(ready, state, actions, key))
-        # rewards do not feed back, so the head sees all steps at once: few, large products
-        return jnp.sum(self.reward(ready, widen(features, features.ndim - 1)), axis=0)
 
     def rest(
         self, params: WorldModelParams, observations: Array, num_steps: int, key: Key

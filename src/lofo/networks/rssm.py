@@ -164,7 +164,8 @@ class RSSM:
             deterministic = self._gate(apply_layer, layers, gates, state.deterministic)
             of_gates, hidden = carry_on(deterministic)
             raw = apply_layer(layers["prior_out"], hidden)[..., : self.latent.raw_size]
-            sample = self.latent.sample(self.latent.statistics(raw), noise)
+            prior: Statistics = self.latent.statistics(raw)
+            sample = self.latent.sample(prior, noise)
             state = RSSMState(deterministic, widen(sample, sample.ndim - 1))
             return (state, of_gates), state
 
