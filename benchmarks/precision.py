@@ -1,11 +1,11 @@
 """What bfloat16 does to gradients and plans, beside what another batch or another key does to them.
 
-    python benchmarks/precision.py minigrid|dreamer|planet [--steps 300] [--batches 8]
+    python benchmarks/precision.py minigrid|dreamer|planet [--steps 300] [--batches 8] [--learn]
 
 A run learns for some steps in float32: `minigrid/dyna_q/lofo`, or a small version of a Reacher run with a FIFO
 buffer. Then gradients are taken for several batches, in float32 and with bfloat16 where the named run has it;
 for PlaNet also plans from the last state of each window. Rounding matters if it moves these about as far as
-another draw would.
+another draw would. `--learn` asks also where learning gets in bfloat16 from the start, beside another seed.
 """
 
 import argparse
@@ -42,8 +42,9 @@ def in_dtype(agent, dtype: str):
     return replace(agent, decoder=replace(agent.decoder, dtype=dtype), value=value)
 
 
-def learnt(pack: Pack, num_steps: int):
+def learnt(experiment: Experiment, dtype: str, num_steps: int, seed: int = 0):
     """The run after its warm-up and so many learning steps, its locality as it was drawn."""
+    pack = Pack((replace(experiment, agent=in_dtype(experiment.agent, dtype), seeds=(seed,)),))
     places = tuple(
         b.locality and jax.vmap(b.locality.init)(pack.streams.locality) for b in pack.buffers
     )
@@ -51,9 +52,10 @@ def learnt(pack: Pack, num_steps: int):
     task, warmup = pack.lead.environment.train_task(1), pack.lead.schedule.warmup
     runs, _ = loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(warmup), True)
     runs, _ = loop.advance(pack, runs, task, jnp.int32(warmup), jnp.int32(num_steps), False)
-    return jax.tree.map(lambda x: x[0], runs.agents), *(
-        jax.tree.map(lambda x: x[0], part[0]) for part in (runs.replays, runs.samplers)
+    state, replay, sampler = jax.tree.map(
+        lambda x: x[0], (runs.agents, runs.replays[0], runs.samplers[0])
     )
+    return state, lambda key: memory.sample(pack, pack.buffers[0], replay, sampler, key)
 
 
 def gradients(agent, state, batches, key) -> dict[str, jax.Array]:
@@ -97,15 +99,15 @@ def main() -> None:
     parser.add_argument("run", choices=RUNS)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
-    experiment: Experiment = replace(RUNS[given.run], seeds=(0,))
-    pack = Pack((replace(experiment, agent=in_dtype(experiment.agent, "float32")),))
-    state, replay, sampler = learnt(pack, given.steps)
+    experiment: Experiment = RUNS[given.run]
+    state, sample = learnt(experiment, "float32", given.steps)
     print(f"{given.batches} batches after {given.steps} learning steps, {jax.devices()[0]}")
 
     @jax.jit
     def ask(key_batch, key):
-        batches = memory.sample(pack, pack.buffers[0], replay, sampler, key_batch)
+        batches = sample(key_batch)
         found = []
         for dtype in ("float32", "bfloat16"):
             agent = in_dtype(experiment.agent, dtype)
@@ -129,6 +131,14 @@ def main() -> None:
             f"{name:8} length {length:.4g}; bfloat16 moves it by {rounding / length:.2%} (the mean of all by "
             f"{bias:.2%}), another key by {key / length:.2%}, another batch by {drawing / length:.2%}"
         )
+    forms = [("float32", 0), ("bfloat16", 0), ("float32", 1)] if given.learn else []
+    for dtype, seed in forms:
+        agent = in_dtype(experiment.agent, dtype)
+        own, _ = learnt(experiment, dtype, given.steps, seed)
+        update = jax.jit(lambda k, agent=agent, own=own: agent.update(own, sample(k), k)[1])
+        told = jax.tree.map(lambda *x: np.mean(x), *(update(key) for key in keys[:, 0]))
+        words = ", ".join(f"{name} {value:.4g}" for name, value in told.items())
+        print(f"learnt in {dtype}, seed {seed}: {words}", flush=True)
 
 
 if __name__ == "__main__":
