@@ -10,6 +10,7 @@ another draw would. `--learn` asks also where learning gets in bfloat16 from the
 
 import argparse
 from dataclasses import fields, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,8 @@ def learnt(experiment: Experiment, dtype: str, num_steps: int, seed: int = 0):
     state, replay, sampler = jax.tree.map(
         lambda x: x[0], (runs.agents, runs.replays[0], runs.samplers[0])
     )
-    return state, lambda key: memory.sample(pack, pack.buffers[0], replay, sampler, key)
+    sample = jax.jit(partial(memory.sample, pack, pack.buffers[0]))
+    return state, partial(sample, replay, sampler)
 
 
 def gradients(agent, state, batches, key) -> dict[str, jax.Array]:
@@ -106,8 +108,7 @@ def main() -> None:
     print(f"{given.batches} batches after {given.steps} learning steps, {jax.devices()[0]}")
 
     @jax.jit
-    def ask(key_batch, key):
-        batches = sample(key_batch)
+    def ask(state, batches, key):
         found = []
         for dtype in ("float32", "bfloat16"):
             agent = in_dtype(experiment.agent, dtype)
@@ -117,8 +118,9 @@ def main() -> None:
         return found
 
     keys = jax.random.split(jax.random.PRNGKey(0), (given.batches, 2))
-    asked = [ask(batch, keys[0, 1]) for batch in keys[:, 0]]
-    again = [ask(batch, keys[1, 1])[0] for batch in keys[:, 0]]  # another key
+    drawn = [sample(key) for key in keys[:, 0]]
+    asked = [ask(state, batches, keys[0, 1]) for batches in drawn]
+    again = [ask(state, batches, keys[1, 1])[0] for batches in drawn]  # another key
     for name in asked[0][0]:
         true, rounded = (np.stack([each[k][name] for each in asked]) for k in (0, 1))
         other = np.stack([each[name] for each in again])
@@ -133,10 +135,10 @@ def main() -> None:
         )
     forms = [("float32", 0), ("bfloat16", 0), ("float32", 1)] if given.learn else []
     for dtype, seed in forms:
-        agent = in_dtype(experiment.agent, dtype)
-        own, _ = learnt(experiment, dtype, given.steps, seed)
-        update = jax.jit(lambda k, agent=agent, own=own: agent.update(own, sample(k), k)[1])
-        told = jax.tree.map(lambda *x: np.mean(x), *(update(key) for key in keys[:, 0]))
+        update = jax.jit(in_dtype(experiment.agent, dtype).update)
+        state, _ = learnt(experiment, dtype, given.steps, seed)
+        told = [update(state, batches, keys[0, 1])[1] for batches in drawn]
+        told = jax.tree.map(lambda *x: np.mean(x), *told)
         words = ", ".join(f"{name} {value:.4g}" for name, value in told.items())
         print(f"learnt in {dtype}, seed {seed}: {words}", flush=True)
 
