@@ -5,7 +5,7 @@
 A run learns for some steps in float32: `minigrid/dyna_q/lofo`, or a small version of a Reacher run with a FIFO
 buffer. Then gradients are taken for several batches, in float32 and with bfloat16 where the named run has it;
 for PlaNet also plans from the last state of each window. Rounding matters if it moves these about as far as
-another draw would. `--learn` asks also where learning gets in bfloat16 from the start, beside another seed.
+another draw would. `--learn` learns from the run's buffer anew, in both and by other draws, as many updates.
 """
 
 import argparse
@@ -43,9 +43,10 @@ def in_dtype(agent, dtype: str):
     return replace(agent, decoder=replace(agent.decoder, dtype=dtype), value=value)
 
 
-def learnt(experiment: Experiment, dtype: str, num_steps: int, seed: int = 0):
+def learnt(experiment: Experiment, num_steps: int):
     """The run after its warm-up and so many learning steps, its locality as it was drawn."""
-    pack = Pack((replace(experiment, agent=in_dtype(experiment.agent, dtype), seeds=(seed,)),))
+    agent = in_dtype(experiment.agent, "float32")
+    pack = Pack((replace(experiment, agent=agent, seeds=(0,)),))
     places = tuple(
         b.locality and jax.vmap(b.locality.init)(pack.streams.locality) for b in pack.buffers
     )
@@ -104,7 +105,7 @@ def main() -> None:
     parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
     experiment: Experiment = RUNS[given.run]
-    state, sample = learnt(experiment, "float32", given.steps)
+    state, sample = learnt(experiment, given.steps)
     print(f"{given.batches} batches after {given.steps} learning steps, {jax.devices()[0]}")
 
     @jax.jit
@@ -135,8 +136,10 @@ def main() -> None:
         )
     forms = [("float32", 0), ("bfloat16", 0), ("float32", 1)] if given.learn else []
     for dtype, seed in forms:
-        update = jax.jit(in_dtype(experiment.agent, dtype).update)
-        state, _ = learnt(experiment, dtype, given.steps, seed)
+        agent = in_dtype(experiment.agent, dtype)
+        state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+        for key in jax.random.split(jax.random.key(1 + seed), given.steps):
+            state, _ = update(state, sample(key), key)
         told = [update(state, batches, keys[0, 1])[1] for batches in drawn]
         told = jax.tree.map(lambda *x: np.mean(x), *told)
         words = ", ".join(f"{name} {value:.4g}" for name, value in told.items())
