@@ -36,7 +36,7 @@ REACHER_LOCALITY = Contrastive(
 REACHER_RADIUS, REACHER_LIMIT, RANDOMIZED_LIMIT = 0.05, 10, 2
 LOCALITY_STEPS = 100_000
 STARTS = 50_000  # room for LoFo's state-buffer; a faithful run shows overflow 0
-# Products in half precision, as DreamerV2's own code has them: a GPU then takes 3/4 of the time.
+# Products in half precision, as DreamerV2's own code has them: its update takes 3/4 of the time.
 DREAMER = Dreamer(WorldModel(compute_dtype="bfloat16"))
 PLANET = PlaNet(replace(PLANET_MODEL, compute_dtype="bfloat16"))
 DREAMER_SCHEDULE = Schedule(
