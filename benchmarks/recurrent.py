@@ -1,10 +1,11 @@
 """Milliseconds of what the recurrent agents do: updates, a plan, a step of fitting the locality.
 
-    python benchmarks/recurrent.py [--runs 1 3] [--only dreamer planet plan locality] [--half] [--small]
+    python benchmarks/recurrent.py [--runs 1 3] [--only dreamer planet plan locality] [--dtype float32] [--small]
 
 Each piece is repeated inside one compiled program, on noise in place of pictures. The peer of several
 runs side by side is one run at a time: the last column is how much faster than that they are.
-`--half` makes the products of the agents in bfloat16; `--small` takes the small agents, for a CPU.
+`--dtype` is that of the agents' products, bfloat16 as the named runs have it if nothing is said; `--small`
+takes the small agents, for a CPU.
 """
 
 import argparse
@@ -99,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--only", nargs="+", default=["dreamer", "planet", "plan", "locality"])
-    parser.add_argument("--half", action="store_true", help="products in bfloat16")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--small", action="store_true", help="the small agents, for a CPU")
     arguments = parser.parse_args()
     experiment = find("reacher/dreamer/lofo")
@@ -107,11 +108,10 @@ def main() -> None:
     if arguments.small:
         experiment = small(experiment)
         dreamer, planet = experiment.agent, PlaNet.small(batch_size=8, window=20)
-    if arguments.half:
-        dreamer, planet = (
-            dataclasses.replace(a, model=dataclasses.replace(a.model, compute_dtype="bfloat16"))
-            for a in (dreamer, planet)
-        )
+    dreamer, planet = (
+        dataclasses.replace(a, model=dataclasses.replace(a.model, compute_dtype=arguments.dtype))
+        for a in (dreamer, planet)
+    )
     pieces: dict[str, Callable[[int], Piece]] = {
         "dreamer": partial(update, dreamer),
         "planet": partial(update, planet),

@@ -63,6 +63,19 @@ def test_the_library_convolves_as_patches_do(name: str, axes: list[Any], activat
 
 
 @pytest.mark.parametrize("name", SHAPES)
+def test_outcomes_of_half_precision_are_not_rounded_again(name: str) -> None:
+    rng = np.random.default_rng(1)
+    given = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in SHAPES[name]]
+    given[0] = given[0].astype(jnp.bfloat16)
+    library = partial(getattr(patchless, name), kernels=Kernels(Library, option=None))
+    forms = library, getattr(convolutions, name)
+    found, expected = (ask(partial(f, stride=2, activation="none"), given) for f in forms)
+    for each in found, expected:
+        assert [x.dtype for x in each] == ["float32", "bfloat16", "float32", "float32"]
+    assert_close(found, expected, 0.01)
+
+
+@pytest.mark.parametrize("name", SHAPES)
 def test_three_short_products_have_every_digit(name: str) -> None:
     """To 1e-6 of the largest number, though what both factors leave over is never multiplied."""
     rng = np.random.default_rng(0)
@@ -91,11 +104,11 @@ def test_kernels_are_for_a_gpu_and_what_keeps_it_busy(monkeypatch: pytest.Monkey
     gpu = type("Device", (), {"compute_capability": "9.0"})()
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     ours, library = Kernels(Sliding, option=False), Kernels(Library, option=None)
-    assert patchless.kernels_for(half, 32, much, "relu") == ours
     assert patchless.kernels_for(half, 32, little, "relu") == ours
     assert patchless.kernels_for(half, 64, little, "none") == ours
     for given in ((half, 48, "relu"), (half, 32, "elu"), (x, 32, "relu")):
         assert patchless.kernels_for(*given[:2], little, given[2]) is None
+    for given in ((half, 32, "relu"), (half, 32, "elu"), (x, 32, "relu")):
         assert patchless.kernels_for(*given[:2], much, given[2]) == library
     with jax.default_matmul_precision(EVERY_DIGIT):
         assert patchless.kernels_for(x, 32, much, "relu") == Kernels(Library, EVERY_DIGIT)

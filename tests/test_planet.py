@@ -345,6 +345,27 @@ def test_imagined_returns_sum_the_rewards_of_all_steps():
     np.testing.assert_allclose(returns, np.full(7, 1.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_returns_imagined_at_once_are_those_step_by_step(dtype):
+    """In sizes that are no multiples of 8, so that all that a plan lays out is widened."""
+    rssm = replace(TINY.model.rssm, latent=Gaussian(3), deterministic_size=9, hidden_size=11)
+    head = MLP((13, 7), "relu", "glorot")
+    model = replace(TINY.model, rssm=rssm, reward_head=head, compute_dtype=dtype)
+    agent, key = replace(TINY, model=model), quick_key(0)
+    state = init(agent, key)
+    actions = jax.random.uniform(key, (4, 3, 1), minval=-1)
+    promised = jit(agent.imagined_returns)(state, agent.begin().state, actions, key)
+    total, noise, now = 0.0, rssm.latent.noise(key, (3, 4)), rssm.begin((4,))
+    for k in range(3):
+        now = jit(model.imagine_by)(state.model, now, actions[:, k], noise[k])
+        total += model.reward(state.model, model.features(now))
+    assert promised.dtype == jnp.float32
+    tolerance = {"float32": 1e-5, "bfloat16": 0.02}[dtype] * np.abs(total).max()
+    np.testing.assert_allclose(promised, total, rtol=0, atol=tolerance)
+    for layer in jax.tree.leaves(model.ahead(state.model).rssm):
+        assert layer.dtype == (dtype if layer.ndim > 1 else "float32")
+
+
 def test_the_sizes_are_planets():
     agent = PlaNet()
     assert agent.appetite == (1, 50, 50, None)

@@ -251,6 +251,8 @@ def test_the_small_preset_keeps_world_and_rule() -> None:
     small = PRESETS["small"](experiment)
     assert small.environment == experiment.environment
     assert small.buffer.rule.limit == experiment.buffer.rule.limit and small.buffer.window == 20
+    dtypes = [each.agent.model.compute_dtype for each in (experiment, small)]
+    assert dtypes == ["bfloat16", "float32"]  # a CPU is slow at the first
     with pytest.raises(LofoError, match="no small version of reacher/planet/lofo"):
         PRESETS["small"](REGISTRY["reacher/planet/lofo"])
 

@@ -285,16 +285,19 @@ def test_one_step_and_a_window_observe_alike():
     assert model.features(step[0]).shape == (3, model.feature_size)
 
 
-def test_steps_imagined_one_by_one_or_in_a_row_agree():
-    model = TINY.rssm
+@KINDS
+@pytest.mark.parametrize("batch_shape", [(), (4,)], ids=["from one state", "each from its own"])
+def test_steps_imagined_one_by_one_or_in_a_row_agree(model, batch_shape):
+    model = model.rssm
     params = drawn(model.init, 2, 7)
-    actions = jax.random.uniform(KEY, (4, 3, 2))
-    states = jit(model.imagine_window)(params, model.begin((4,)), actions, KEY)
+    actions = jax.random.uniform(KEY, (3, 4, 2))
+    begun = jax.tree.map(lambda x: 0.1 + x, model.begin(batch_shape))
+    states = jit(model.imagine_window)(params, begun, actions, KEY)
     noise = model.latent.noise(KEY, (3, 4))
-    now = model.begin((4,))
+    now = jax.tree.map(lambda x: jnp.broadcast_to(x, (4, x.shape[-1])), begun)
     for k in range(3):
-        now, prior = jit(model.imagine_by)(params, now, actions[:, k], noise[k])
-        assert_close(now, jax.tree.map(lambda x, k=k: x[:, k], states))
+        now, prior = jit(model.imagine_by)(params, now, actions[k], noise[k])
+        assert_close(now, jax.tree.map(lambda x, k=k: x[k], states))
     assert_close(prior, model.prior(params, now.deterministic))
 
 

@@ -14,6 +14,7 @@ from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
 from lofo.agents.world_model import HingedKL, Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Gaussian, RSSMState, TransposedCNN
+from lofo.networks.blocks import widen
 from lofo.types import Array, Batch, Key, Metrics, Tree
 
 PLANET_MODEL = WorldModel(
@@ -104,9 +105,11 @@ class PlaNet:
 
     def plan(self, state: PlaNetState, seen: RSSMState, key: Key) -> Array:
         """The first of the actions that the model believes to earn most."""
+        # here once, or every iteration would lay out all weights again
+        ready = state._replace(model=self.model.ahead(state.model))
 
         def returns(actions: Array, key: Key) -> Array:
-            return self.imagined_returns(state, seen, actions, key)
+            return self.imagined_returns(ready, seen, actions, key)
 
         return self.planner.plan(returns, self.model.action_size, key).mean[0]
 
@@ -114,10 +117,11 @@ class PlaNet:
         self, state: PlaNetState, seen: RSSMState, actions: Array, key: Key
     ) -> Array:
         """The sums [K] of the rewards expected of sequences of actions [K, H, A]."""
-        start = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(actions), *x.shape)), seen)
-        states = self.model.imagine_window(state.model, start, actions, key)
+        ready = self.model.ahead(state.model)
+        states = self.model.imagine_window(ready, seen, jnp.moveaxis(actions, 1, 0), key)
+        features = widen(self.model.features(states), 2)
         # rewards do not feed back, so the head sees all steps at once: few, large products
-        return jnp.sum(self.model.reward(state.model, self.model.features(states)), axis=-1)
+        return jnp.sum(self.model.reward(ready, features), axis=0)
 
     def update(self, state: PlaNetState, batches: Batch, key: Key) -> tuple[PlaNetState, Metrics]:
         items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))

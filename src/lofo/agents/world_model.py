@@ -23,6 +23,7 @@ from lofo.networks import (
     check_shape,
     linear,
 )
+from lofo.networks.blocks import widen
 from lofo.networks.distributions import unit_gaussian_log_density
 from lofo.types import Array, Key, LofoError, Metrics, Step, Tree
 
@@ -199,8 +200,17 @@ class WorldModel:
     def imagine_window(
         self, params: WorldModelParams, state: RSSMState, actions: Array, key: Key
     ) -> RSSMState:
-        """The states [..., T, size] that actions [..., T, action_size] are expected to lead to."""
+        """The states [T, ..., size] that actions [T, ..., action_size] are expected to lead to."""
         return self.rssm.imagine_window(self.recurrent(params), state, actions, key)
+
+    def ahead(self, params: WorldModelParams) -> WorldModelParams:
+        """Cast and laid out once, ahead of a search for actions; the reward head reads `widen`."""
+        (out,) = params.reward_out
+        return params._replace(
+            rssm=self.rssm.ahead(self.recurrent(params)),
+            reward=jax.tree.map(lambda x: widen(x, *range(x.ndim)), self.cast(params.reward)),
+            reward_out=(out | {"weight": widen(out["weight"], 0)},),
+        )
 
     def rest(
         self, params: WorldModelParams, observations: Array, num_steps: int, key: Key
@@ -274,14 +284,12 @@ class WorldModel:
         return self.apply(self.decoder, params.decoder, canvas)
 
     def cast(self, params: Tree) -> Tree:
-        """Parameters in the compute dtype; what is in it already stays as it is."""
-        return jax.tree.map(lambda x: x.astype(self.compute_dtype), params)
+        """Matrices in the compute dtype; what is added, and its gradients, stays in float32."""
+        return jax.tree.map(lambda x: x.astype(self.compute_dtype) if x.ndim > 1 else x, params)
 
     def recurrent(self, params: WorldModelParams) -> Tree:
         """The recurrence's layers, `cast`."""
-        # matrices alone: what is added up from step to step stays in float32
-        rssm = params.rssm
-        return jax.tree.map(lambda x: self.cast(x) if x.ndim > 1 else x, rssm)
+        return self.cast(params.rssm)
 
     @property
     def _canvas(self) -> MLP:

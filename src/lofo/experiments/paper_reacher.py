@@ -6,7 +6,8 @@ those for PlaNet count physics steps, and are halved here.
 
 from dataclasses import replace
 
-from lofo.agents import Dreamer, PlaNet
+from lofo.agents import Dreamer, PlaNet, WorldModel
+from lofo.agents.planet import PLANET_MODEL
 from lofo.buffers import Fifo, Local
 from lofo.environments import RandomizedReacher, Reacher
 from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule
@@ -35,8 +36,9 @@ REACHER_LOCALITY = Contrastive(
 REACHER_RADIUS, REACHER_LIMIT, RANDOMIZED_LIMIT = 0.05, 10, 2
 LOCALITY_STEPS = 100_000
 STARTS = 50_000  # room for LoFo's state-buffer; a faithful run shows overflow 0
-DREAMER = Dreamer()
-PLANET = PlaNet()
+# Products in half precision, as DreamerV2's own code has them: its update takes 3/4 of the time.
+DREAMER = Dreamer(WorldModel(compute_dtype="bfloat16"))
+PLANET = PlaNet(replace(PLANET_MODEL, compute_dtype="bfloat16"))
 DREAMER_SCHEDULE = Schedule(
     warmup=25_000, evaluate_every=10_000, episodes=8, steps_per_update=5, pretraining=100
 )

@@ -4,7 +4,7 @@
 makes grouped convolutions of them, and those are slow; `vmap` over a product is a batched product.
 On a GPU, pictures in bfloat16 and large networks have kernels that need no patches: `patchless`.
 
-Products add in float32, and outcomes have the dtype of what came in.
+Products add in float32, and outcomes have the dtype of what came in, or what `finish` makes of it.
 """
 
 import functools
@@ -49,13 +49,14 @@ def spread_all(
 ) -> Array:
     """Transposed convolutions in turn; the last has no activation.
 
-    From where on our own kernels suit all layers, they take them together.
+    From where on our own kernels suit all layers, and are for this much, they take them together.
     """
     weights, biases = (tuple(layer[name] for layer in layers) for name in ("weight", "bias"))
     activations = (*[activation] * (len(weights) - 1), "none")
     for k, (weight, bias, stride) in enumerate(zip(weights, biases, strides, strict=True)):
         rest = zip(weights[k:], activations[k:], strict=True)
-        if all(patchless.suits(x, len(weight), own) for weight, own in rest):
+        suited = all(patchless.suits(x, len(weight), own) for weight, own in rest)
+        if suited and x.size // len(weight) * weight.size < patchless.ENOUGH:
             way = drawings.Way(strides[k:], activation)
             return drawings.spread(x, weights[k:], biases[k:], way)
         x = spread(x, weight, bias, stride, activations[k])

@@ -56,11 +56,11 @@ def suits(x: Array | jax.ShapeDtypeStruct, size: int, activation: str) -> bool:
 def kernels_for(x: Array, size: int, num_products: int, activation: str) -> Kernels | None:
     """The kernels for pictures, or for places of a size, if this device has better than patches.
 
-    Our own where they suit; else the library's where a single run keeps a GPU busy.
+    The library's where a single run keeps a GPU busy; else our own where they suit.
     """
-    if suits(x, size, activation):
-        return OURS
-    if num_products < ENOUGH or not onchip.is_supported():
+    if num_products < ENOUGH:
+        return OURS if suits(x, size, activation) else None
+    if not onchip.is_supported():
         return None
     # asked for here and not by the kernels: the way back has the precision of the way forth
     is_coarse = x.dtype == jnp.bfloat16
@@ -102,8 +102,9 @@ def _convolve_back(
     def back(x: Array, weight: Array, y: Array, change: Array) -> tuple[Array, Array, Array]:
         slide = kernels.slide(x.shape, len(weight), stride, weight.shape[-1])
         change = _before(activation, y, change)
-        below = slide.draw(change, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
-        return below, slide.learn(x, change), added(change)
+        light = change.astype(x.dtype)
+        below = slide.draw(light, weight.astype(x.dtype), jnp.zeros(x.shape[-1]), "none")
+        return below.astype(x.dtype), slide.learn(x, light), added(change)
 
     return kernels.runs(back, folds=False)(*seen, change)
 
@@ -115,7 +116,10 @@ _convolve.defvjp(_convolve_forth, _convolve_back)
 def spread(
     x: Array, weight: Array, bias: Array, stride: int, activation: str, kernels: Kernels
 ) -> Array:
-    """The transposed convolution of [N, H, W, C] with [C, k, k, O], in the dtype of `x`."""
+    """The transposed convolution of [N, H, W, C] with [C, k, k, O], in the dtype of `x`.
+
+    The library's is float32 without an activation, as `finish` has it.
+    """
 
     def forth(x: Array, weight: Array, bias: Array) -> Array:
         weight = jnp.moveaxis(weight.astype(x.dtype), 0, -1)
@@ -136,8 +140,9 @@ def _spread_back(
         weight = jnp.moveaxis(weight.astype(x.dtype), 0, -1)
         slide = kernels.drawing(x, weight, stride)
         change = _before(activation, y, change)
-        below = slide.read(change, weight, jnp.zeros(x.shape[-1]), "none")
-        return below, jnp.moveaxis(slide.learn(change, x), -1, 0), added(change)
+        light = change.astype(x.dtype)
+        below = slide.read(light, weight, jnp.zeros(x.shape[-1]), "none").astype(x.dtype)
+        return below, jnp.moveaxis(slide.learn(light, x), -1, 0), added(change)
 
     return kernels.runs(back, folds=False)(*seen, change)
 

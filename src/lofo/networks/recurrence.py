@@ -28,11 +28,11 @@ MOST_IN_A_ROW = 6
 lean = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
 
 
-def in_a_row(num_steps: int) -> int:
+def in_a_row(num_steps: int, most: int = MOST_IN_A_ROW) -> int:
     """How many steps each turn of a loop takes: a GPU then spends less on the turns."""
     if jax.default_backend() == "cpu":  # there turns are cheap, and programs long to compile
         return 1
-    return max(n for n in range(1, MOST_IN_A_ROW + 1) if num_steps % n == 0)
+    return max(n for n in range(1, most + 1) if num_steps % n == 0)
 
 
 def apply_layer(layer: Layer, x: Array) -> Array:

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer
+from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, widen
 from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, unroll
 from lofo.types import Array, Key
 
 NORM_EPSILON = 1e-3  # Keras' default
+MOST_AHEAD = 12  # steps in a row where there is no way back: all of a plan
 
 
 class RSSMState(NamedTuple):
@@ -92,6 +93,24 @@ class RSSM:
         action = {"weight": weight[size:], "bias": params["input"]["bias"]}
         return params | {"input": {"weight": weight[:size]}, "action": action}
 
+    def ahead(self, params: Layers) -> Layers:
+        """The layers as `imagine_window` wants them: few large products, of aligned rows.
+
+        What a state adds to the gates of the next step and to the prior is one, "carried".
+        """
+        if "carried" in params:
+            return dict(params)
+        layers = self.apart(params)
+        of_input, of_state = jnp.split(layers["gates"]["weight"], [self.hidden_size])
+        carried = jnp.concatenate([of_state, layers["prior"]["weight"]], axis=1)
+        out = layers["prior_out"]
+        return layers | {
+            "input": {"weight": widen(layers["input"]["weight"], 0)},
+            "gates": {"weight": of_input, "bias": layers["gates"]["bias"]},
+            "carried": {"weight": carried},
+            "prior_out": {"weight": widen(out["weight"], 1), "bias": widen(out["bias"], 0)},
+        }
+
     def begin(self, batch_shape: tuple[int, ...] = ()) -> RSSMState:
         """The state in which nothing has been seen."""
         return RSSMState(
@@ -123,16 +142,41 @@ class RSSM:
     def imagine_window(
         self, params: Layers, state: RSSMState, actions: Array, key: Key
     ) -> RSSMState:
-        """The states [..., T, size] that actions [..., T, action_size] known beforehand lead to."""
-        layers, actions = self.apart(params), jnp.moveaxis(actions, -2, 0)
+        """The states [T, ..., size] that actions [T, ..., action_size] known beforehand lead to.
+
+        All actions may begin at one state [size].
+        """
+        layers, (num_steps, *batch_shape) = self.ahead(params), actions.shape[:-1]
         noise = self.latent.noise(key, actions.shape[:-1])
 
-        def step(state: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, RSSMState]:
-            state, _ = self.imagine_by(layers, state, *given)
-            return state, state
+        def carry_on(deterministic: Array) -> tuple[Array, Array]:
+            """What a state adds to the next step's gates, and its prior's hidden layer."""
+            both = apply_layer(layers["carried"], deterministic)
+            of_gates, of_prior = jnp.split(both, [3 * self.deterministic_size], axis=-1)
+            return of_gates, self._activate(of_prior + layers["prior"]["bias"])
 
-        _, states = jax.lax.scan(step, state, (actions, noise), unroll=in_a_row(len(actions)))
-        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), states)
+        def step(
+            now: tuple[RSSMState, Array], given: tuple[Array, Array]
+        ) -> tuple[tuple[RSSMState, Array], RSSMState]:
+            (state, of_gates), (action, noise) = now, given
+            driven = apply_layer(layers["input"], state.stochastic) + _act_on(layers, action)
+            gates = apply_layer(layers["gates"], self._activate(driven)) + of_gates
+            deterministic = self._gate(apply_layer, layers, gates, state.deterministic)
+            of_gates, hidden = carry_on(deterministic)
+            raw = apply_layer(layers["prior_out"], hidden)[..., : self.latent.raw_size]
+            prior: Statistics = self.latent.statistics(raw)
+            sample = self.latent.sample(prior, noise)
+            state = RSSMState(deterministic, widen(sample, sample.ndim - 1))
+            return (state, of_gates), state
+
+        wide = state._replace(stochastic=widen(state.stochastic, state.stochastic.ndim - 1))
+        begun = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (*batch_shape, x.shape[-1])),
+            (wide, carry_on(state.deterministic)[0]),
+        )
+        steps = in_a_row(num_steps, MOST_AHEAD)
+        _, states = jax.lax.scan(step, begun, (actions, noise), unroll=steps)
+        return states._replace(stochastic=states.stochastic[..., : self.latent.size])
 
     def observe(
         self,
@@ -201,7 +245,10 @@ class RSSM:
     def _advance(self, apply: Apply, layers: Layers, deterministic: Array, driven: Array) -> Array:
         """The GRU; `driven` is the input layer's outcome."""
         joined = jnp.concatenate([self._activate(driven), deterministic], axis=-1)
-        gates = apply(layers["gates"], joined)
+        return self._gate(apply, layers, apply(layers["gates"], joined), deterministic)
+
+    def _gate(self, apply: Apply, layers: Layers, gates: Array, deterministic: Array) -> Array:
+        """The next state, by what the gates are given."""
         if self.layer_norm:
             gates = apply(layers["norm"], _standardise(gates))
         reset, candidate, update = jnp.split(gates, 3, axis=-1)
@@ -214,9 +261,8 @@ class RSSM:
 
 
 def _act_on(layers: Layers, action: Array) -> Array:
-    """What actions add to the input layer: few numbers, so no product."""
-    weight = layers["action"]["weight"]
-    rows, action = (x.astype(jnp.float32) for x in (weight, action.astype(weight.dtype)))
+    """What actions add to the input layer: few numbers, so no product, and all their digits."""
+    rows = layers["action"]["weight"].astype(jnp.float32)
     parts = (action[..., k, None] * row for k, row in enumerate(rows))
     return sum(parts, layers["action"]["bias"])
 
