@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import oracles
 from conftest import Finished, program_counts, tiny_pack, values
-from lofo.agents import DynaQ, PlaNet
+from lofo.agents import Dreamer, DynaQ, PlaNet
 from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
@@ -187,16 +187,16 @@ def test_mountaincar_runs_end_to_end_under_every_rule_and_sampler(tmp_path: Path
 def test_every_id_runs_end_to_end_as_it_is(run_id: str, tmp_path: Path) -> None:
     experiment = REGISTRY[run_id]
     buffer = experiment.buffer
-    buffer = replace(buffer, locality_steps=min(buffer.locality_steps, 256))
+    buffer = replace(buffer, locality_steps=min(buffer.locality_steps, 64))
     buffer = replace(buffer, capacity=min(buffer.capacity, 500))
     schedule = replace(experiment.schedule, warmup=50, evaluate_every=75, pretraining=0, updates=1)
-    if isinstance(experiment.agent, PlaNet):  # a plan takes a CPU a second, an episode 500 of them
-        planner = CEM(num_iterations=2, num_candidates=50, num_elites=10)
-        experiment = replace(
-            experiment,
-            environment=replace(experiment.environment, time_limit=20),
-            agent=replace(experiment.agent, planner=planner),
-        )
+    if isinstance(agent := experiment.agent, Dreamer | PlaNet):  # these sizes are not for a CPU
+        agent = replace(agent, batch_size=2)
+        if isinstance(agent, PlaNet):
+            planner = CEM(num_iterations=2, num_candidates=50, num_elites=10)
+            agent = replace(agent, planner=planner)
+        environment = replace(experiment.environment, time_limit=20)
+        experiment = replace(experiment, environment=environment, agent=agent)
         schedule = replace(schedule, steps_per_update=25)
     experiment = replace(
         experiment,
