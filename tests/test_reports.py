@@ -253,6 +253,19 @@ def test_exactly_85_percent_is_adaptive(
     assert verdict(summary) == ("adaptive" if adaptive else "not adaptive")
 
 
+def test_seeds_whose_values_diverge_are_counted(tmp_path: Path) -> None:
+    rows = rows_of("x", 2, PHASE_2)
+    # the highest optimum is 4: a loss of 16 may be, more may not
+    losses = [
+        r._replace(metric="value_loss", value={7: 17.0, 8: 16.0}.get(r.seed, 0.1)) for r in rows
+    ]
+    folder = write(tmp_path, header(settings("x")), rows_of("x", 1, PHASE_1), rows, losses)
+    first, second = summarise([folder])
+    assert first.num_diverged == 0 and "diverged" not in verdict(first)
+    assert second.num_diverged == 1 and verdict(second).endswith(", 1 of 4 diverged")
+    assert "diverged: seeds whose value loss" in verdict_table([first, second])
+
+
 def test_the_interquartile_mean_leaves_out_whole_quarters() -> None:
     assert interquartile_mean(np.array([100.0, 1, 2, 3])) == 2.5
     assert interquartile_mean(np.array([9.0, 0, 0])) == 3.0  # below four: the mean

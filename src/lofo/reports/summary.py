@@ -56,6 +56,7 @@ class Summary(NamedTuple):
     adaptive: bool | None  # near-optimal in phase 2; None in phase 1
     why: Why
     adaptation: Adaptation | None  # None in phase 1
+    num_diverged: int  # seeds whose action values left every bound: see `_num_diverged`
     complete: bool  # every seed has all judged evaluations
     evaluations: tuple[int, int]  # those all seeds have, those the settings plan
 
@@ -130,9 +131,17 @@ def _summary(run: Run, stretch: Stretch) -> Summary:
         adaptive=near_optimal if later else None,
         why=_why(run, stretch.number, returns.steps[-judged:]),
         adaptation=adaptation(run, stretch) if later else None,
+        num_diverged=_num_diverged(run, stretch.number),
         complete=complete,
         evaluations=(len(_full_steps(returns)), len(stretch.evaluations)),
     )
+
+
+def _num_diverged(run: Run, phase: int) -> int:
+    """Seeds that learned from errors larger than any return: bootstrapping feeds on itself."""
+    largest = max(stretch.optimum for stretch in run.stretches)
+    is_beyond = run.curve(phase, "value_loss").values > largest**2
+    return int(is_beyond.any(axis=1).sum())
 
 
 def _full_steps(curve: Curve) -> set[int]:

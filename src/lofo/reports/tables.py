@@ -33,9 +33,11 @@ READING_SPEED = (
 def rule(summaries: Sequence[Summary]) -> str:
     """The rule behind the verdict words, in one sentence."""
     counts = " or ".join(str(n) for n in sorted({s.judged for s in summaries}))
+    diverged = "; diverged: seeds whose value loss exceeds the square of the highest optimum"
     return (
         f"near-optimal: at least {100 * NEAR_OPTIMAL:.0f} % of the exact optimum, mean over seeds "
-        f"of the last {counts} evaluations of the phase; adaptive: near-optimal in phase 2."
+        f"of the last {counts} evaluations of the phase; adaptive: near-optimal in phase 2"
+        f"{diverged * any(s.num_diverged for s in summaries)}."
     )
 
 
@@ -43,9 +45,9 @@ def verdict(summary: Summary) -> str:
     """The word for a run in a phase; the stale policy's score stands in the next column."""
     if summary.near_optimal is None:
         return "incomplete: {} of {} evaluations".format(*summary.evaluations)
-    if summary.adaptive is None:
-        return "near-optimal" if summary.near_optimal else "fails"
-    return "adaptive" if summary.adaptive else "not adaptive"
+    good, bad = ("near-optimal", "fails") if summary.phase == 1 else ("adaptive", "not adaptive")
+    diverged = f", {summary.num_diverged} of {summary.num_seeds} diverged"
+    return (good if summary.near_optimal else bad) + diverged * bool(summary.num_diverged)
 
 
 class Table(NamedTuple):
