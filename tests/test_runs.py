@@ -470,6 +470,8 @@ def test_a_fraction_shortens_phases_capacities_and_limits(finished: Finished) ->
     assert local.buffer.rule.radius == 0.5
     assert fifo.buffer.capacity == 75
     assert shorten(local, 0.5).fraction == 0.25
+    halves = shorten(local, 0.5), shorten(local, 0.5, keep_limit=True)
+    assert [half.buffer.rule.limit for half in halves] == [1, 2]
     odd = shorten(walk(), 0.51)
     assert [p.steps for p in odd.phases] == [52, 30]  # whole cycles of two steps
     for fraction in (0.0, 1.5, -1.0, float("nan")):

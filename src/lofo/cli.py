@@ -78,6 +78,8 @@ class Run:
     fraction: str = "1"
     """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
     shrink alike."""
+    keep_limit: bool = False
+    """Leave LoFo's limit as it is in a shorter run: a small one may forget whole actions."""
     preset: str | None = None
     """`small`: a version of a run of DreamerV2 for two cores of a CPU, 20 minutes."""
     out: Path | None = None
@@ -112,7 +114,9 @@ class Run:
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         fraction = parse_fraction(self.fraction)
-        return experiment if fraction == 1.0 else shorten(experiment, fraction)
+        if fraction == 1.0:
+            return experiment
+        return shorten(experiment, fraction, keep_limit=self.keep_limit)
 
 
 @dataclass(frozen=True)

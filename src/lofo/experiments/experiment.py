@@ -154,8 +154,12 @@ class Experiment:
         return self.environment, agent, self.phases, self.schedule, self.seeds
 
 
-def shorten(experiment: Experiment, fraction: float) -> Experiment:
-    """The experiment at a fraction of its length: phases, FIFO and reservoir capacities, limit."""
+def shorten(experiment: Experiment, fraction: float, *, keep_limit: bool = False) -> Experiment:
+    """The experiment at a fraction of its length: phases, FIFO and reservoir capacities, limit.
+
+    A neighbourhood that keeps few samples may hold none of an action its policy does not favour;
+    where that matters, `keep_limit` leaves the limit as it is.
+    """
     if not 0 < fraction <= 1:
         raise LofoError(f"a fraction lies in (0, 1], got {fraction}")
     cycle = experiment.schedule.steps_per_update
@@ -169,7 +173,7 @@ def shorten(experiment: Experiment, fraction: float) -> Experiment:
         name = f"{buffer.name} x {fraction:g}"  # else a "FIFO 3e4" would hold fewer than 3e4
         buffer = dataclasses.replace(buffer, name=name, capacity=capacity)
     elif isinstance(buffer.rule, Local):
-        limit = max(1, round(int(buffer.rule.limit) * fraction))
+        limit = max(1, round(int(buffer.rule.limit) * (1 if keep_limit else fraction)))
         # a step and perhaps a closing row each: more slots are never needed
         most = max(buffer.window or 1, 2 * sum(p.steps for p in phases))
         num_slots = buffer.num_slots and min(buffer.num_slots, most)
