@@ -68,15 +68,20 @@ class FittedByPatches(Contrastive):
     def embed(self, params: Tree, observation: Array) -> Array:
         if len(observation) != MINIGRID.num_codes:
             return super().embed(params, observation)
-        pixels, deeper, places = mosaic()
-        _, (first, *rest), hidden, last = params
+        _, encoder, hidden, last = params
+        _, _, dense, linear = self.encoder.parts
         with jax.default_matmul_precision("highest"):
-            x = _layer(first, jnp.asarray(pixels))
-            for layer, rows in zip(rest, deeper, strict=True):
-                x = _layer(layer, x[rows].reshape(len(rows), -1))
-            x = x[places].reshape(len(places), -1)
-            _, _, dense, linear = self.encoder.parts
-            return linear.apply(last, dense.apply(hidden, x))
+            return linear.apply(last, dense.apply(hidden, embed_all(encoder)))
+
+
+def embed_all(encoder: Tree) -> Array:
+    """What the paper's encoder makes of all pictures, [codes, features]."""
+    pixels, deeper, places = mosaic()
+    first, *rest = encoder
+    x = _layer(first, jnp.asarray(pixels))
+    for layer, rows in zip(rest, deeper, strict=True):
+        x = _layer(layer, x[rows].reshape(len(rows), -1))
+    return x[places].reshape(len(places), -1)
 
 
 def _layer(layer: dict[str, Array], patches: Array) -> Array:
