@@ -255,7 +255,7 @@ def test_exactly_85_percent_is_adaptive(
 
 def test_seeds_whose_values_diverge_are_counted(tmp_path: Path) -> None:
     rows = rows_of("x", 2, PHASE_2)
-    # the highest optimum is 4: a loss of 16 may be, more may not
+    # the highest optimum is 4: a loss of 16 is not beyond its square, 17 is
     losses = [
         r._replace(metric="value_loss", value={7: 17.0, 8: 16.0}.get(r.seed, 0.1)) for r in rows
     ]
@@ -264,6 +264,8 @@ def test_seeds_whose_values_diverge_are_counted(tmp_path: Path) -> None:
     assert first.num_diverged == 0 and "diverged" not in verdict(first)
     assert second.num_diverged == 1 and verdict(second).endswith(", 1 of 4 diverged")
     assert "diverged: seeds whose value loss" in verdict_table([first, second])
+    early = second._replace(near_optimal=None, evaluations=(3, 5))
+    assert verdict(early) == "incomplete: 3 of 5 evaluations, 1 of 4 diverged"
 
 
 def test_the_interquartile_mean_leaves_out_whole_quarters() -> None:
@@ -401,6 +403,18 @@ def test_buffers_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [run.world for run in runs[1:]] == ["Grid, DynaQ (size 4)", "Grid, DynaQ (size 9)"]
     look = looks(runs)
     assert look["x"].color == look["y"].color == "#0072B2" != look["x/wide"].color
+
+
+def test_a_run_with_another_limit_is_another_run(tmp_path: Path) -> None:
+    kept = settings("x")
+    kept["buffer"] = kept["buffer"] | {"rule": RULES["LoFo"] | {"limit": 40}}
+    rows = rows_of("x", 1, PHASE_1)
+    folders = [
+        write(tmp_path / name, header(own), rows)
+        for name, own in (("scaled", settings("x")), ("kept", kept))
+    ]
+    names = [run.member for run in load(folders)]
+    assert len(set(names)) == 2 and "limit 40" in names[1]
 
 
 def test_local_forgetting_keeps_its_colour(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class Run:
     """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
     shrink alike."""
     keep_limit: bool = False
-    """Leave LoFo's limit as it is in a shorter run: a small one may forget whole actions."""
+    """With --fraction: LoFo's limit does not shrink; a small one may forget whole actions."""
     preset: str | None = None
     """`small`: a version of a run of DreamerV2 for two cores of a CPU, 20 minutes."""
     out: Path | None = None
@@ -115,6 +115,10 @@ class Run:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         fraction = parse_fraction(self.fraction)
         if fraction == 1.0:
+            if self.keep_limit:
+                raise LofoError(
+                    "--keep-limit is for shorter runs: give --fraction, or leave it out"
+                )
             return experiment
         return shorten(experiment, fraction, keep_limit=self.keep_limit)
 

@@ -16,6 +16,7 @@ import numpy as np
 from lofo.types import LofoError
 
 ROWS = "rows.jsonl"
+WHOLE = ("return", "value_loss")  # what a summary reads at every evaluation
 
 
 class Row(NamedTuple):
@@ -85,7 +86,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[Row]]:
     return headers, rows
 
 
-def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = ("return",)) -> int:
+def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = WHOLE) -> int:
     """Copies a record with fewer rows: `whole` metrics entirely, others at some evaluations.
 
     Kept of each phase are every so many evaluations, counted from its first, and those at the end

@@ -53,8 +53,9 @@ def base_name(settings: dict[str, Any]) -> str:
 
 def member_name(settings: dict[str, Any], everyone: Iterable[dict[str, Any]]) -> str:
     """The shortest of name, name with details, and name with id that no neighbour has too."""
+    own = settings["id"], limit_of(settings)
     others = [
-        s for s in everyone if s["id"] != settings["id"] and world_key(s) == world_key(settings)
+        s for s in everyone if (s["id"], limit_of(s)) != own and world_key(s) == world_key(settings)
     ]
     short, long = base_name(settings), _detailed(settings)
     if all(base_name(s) != short for s in others):
@@ -63,6 +64,11 @@ def member_name(settings: dict[str, Any], everyone: Iterable[dict[str, Any]]) ->
         return long
     last = last_part(settings["id"])
     return f"{short}, {settings['id'] if last in {last_part(s['id']) for s in others} else last}"
+
+
+def limit_of(settings: dict[str, Any]) -> float | None:
+    """How many samples a neighbourhood keeps; a shorter run may keep as many, or fewer."""
+    return settings["buffer"]["rule"].get("limit")
 
 
 def last_part(run_id: str) -> str:

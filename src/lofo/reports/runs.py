@@ -18,6 +18,7 @@ from lofo.reports.names import (
     different,
     label,
     last_part,
+    limit_of,
     member_name,
     with_length,
     world_name,
@@ -88,6 +89,7 @@ class Key(NamedTuple):
     id: str
     fraction: float
     steps: tuple[int, ...]  # of each phase
+    limit: float | None  # of local forgetting
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def _fits(run_id: str, pattern: str) -> bool:
 
 def _key(settings: dict[str, Any]) -> Key:
     steps = tuple(phase["steps"] for phase in settings["phases"])
-    return Key(settings["id"], settings["fraction"], steps)
+    return Key(settings["id"], settings["fraction"], steps, limit_of(settings))
 
 
 def mean_of_known(values: np.ndarray, axis: int | None = None) -> np.ndarray:

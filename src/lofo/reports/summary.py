@@ -56,7 +56,7 @@ class Summary(NamedTuple):
     adaptive: bool | None  # near-optimal in phase 2; None in phase 1
     why: Why
     adaptation: Adaptation | None  # None in phase 1
-    num_diverged: int  # seeds whose action values left every bound: see `_num_diverged`
+    num_diverged: int  # seeds whose values grew without bound: see `_num_diverged`
     complete: bool  # every seed has all judged evaluations
     evaluations: tuple[int, int]  # those all seeds have, those the settings plan
 
@@ -138,7 +138,10 @@ def _summary(run: Run, stretch: Stretch) -> Summary:
 
 
 def _num_diverged(run: Run, phase: int) -> int:
-    """Seeds that learned from errors larger than any return: bootstrapping feeds on itself."""
+    """Seeds whose value loss was ever above the square of the highest optimum.
+
+    A run does not go on once a loss is no number at all.
+    """
     largest = max(stretch.optimum for stretch in run.stretches)
     is_beyond = run.curve(phase, "value_loss").values > largest**2
     return int(is_beyond.any(axis=1).sum())

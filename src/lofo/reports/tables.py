@@ -43,11 +43,12 @@ def rule(summaries: Sequence[Summary]) -> str:
 
 def verdict(summary: Summary) -> str:
     """The word for a run in a phase; the stale policy's score stands in the next column."""
-    if summary.near_optimal is None:
-        return "incomplete: {} of {} evaluations".format(*summary.evaluations)
     good, bad = ("near-optimal", "fails") if summary.phase == 1 else ("adaptive", "not adaptive")
+    word = good if summary.near_optimal else bad
+    if summary.near_optimal is None:
+        word = "incomplete: {} of {} evaluations".format(*summary.evaluations)
     diverged = f", {summary.num_diverged} of {summary.num_seeds} diverged"
-    return (good if summary.near_optimal else bad) + diverged * bool(summary.num_diverged)
+    return word + diverged * bool(summary.num_diverged)
 
 
 class Table(NamedTuple):
