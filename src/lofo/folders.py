@@ -37,7 +37,8 @@ class Thin:
     out: Annotated[Path, tyro.conf.Positional]
     """Where the copy goes."""
     every: int = 10
-    """Keep every so many evaluations, and those a phase is judged by; returns are kept whole."""
+    """Keep every so many evaluations, and those a phase is judged by; returns and value losses
+    are kept whole."""
 
     def go(self) -> None:
         print(f"{thin(self.folder, self.out, self.every):,} rows: {self.out}")
