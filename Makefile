@@ -36,7 +36,7 @@ check: $(DEV)
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo
 
-# Tests compile more than they compute, so the compiler tries less hard: a quarter of the time.
+# Tests compile more than they compute, so the compiler tries less hard: a quarter less time.
 test: check
 	XLA_FLAGS="--xla_backend_optimization_level=1 $$XLA_FLAGS" .venv/bin/pytest -n $(JOBS)
 
