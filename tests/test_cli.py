@@ -241,6 +241,13 @@ def test_fraction_shortens_the_run(packs: Any, capsys: Any) -> None:
     assert local.fraction == 0.1 and isinstance(fifo.buffer.rule, Fifo)
 
 
+def test_the_limit_can_be_kept(packs: Any, capsys: Any) -> None:
+    assert Answer(capsys, "run", "demo/lofo", "--fraction", "0.5", "--keep-limit").code == 0
+    ((pack, _),) = packs
+    assert pack.lead.buffer.rule.limit == REGISTRY["demo/lofo"].buffer.rule.limit
+    assert pack.lead.fraction == 0.5
+
+
 def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any) -> None:
     names = "minigrid/dyna_q/lofo", "minigrid/dyna_q/fifo-3e5"
     (note,) = Answer(capsys, "run", *names, "--fraction", "1/6").err.splitlines()
@@ -267,6 +274,7 @@ def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any)
         (["run", "demo/lofo", "--seeds", "0,0"], "seeds must be distinct"),
         (["demo", "--seeds", "5-"], "got '5-'"),
         (["run", "demo/lofo", "--fraction", "1.5"], "a fraction lies in (0, 1], got 1.5"),
+        (["run", "demo/lofo", "--keep-limit"], "--keep-limit is for shorter runs"),
         (["run", "demo/lofo", "--fraction", "0"], "a fraction lies in (0, 1], got 0.0"),
         (["run", "demo/lofo", "--fraction", "0.001"], "steps does not fit into phase 1"),
         (["run", "demo/lofo", "--agent.batch-size", "0"], "batch_size must be at least 1, got 0"),
