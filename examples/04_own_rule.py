@@ -15,7 +15,7 @@ import lofo
 from lofo.buffers import Placement, near
 
 
-@jax.tree_util.register_dataclass
+@lofo.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AnyNeighbour:
     """Local forgetting without a sense of age."""

@@ -13,6 +13,8 @@ import pytest
 
 import oracles
 from lofo.buffers import (
+    ByError,
+    ByReward,
     DeviceStorage,
     Fifo,
     HostStorage,
@@ -21,6 +23,7 @@ from lofo.buffers import (
     Reservoir,
     SequenceIndex,
     TransitionIndex,
+    Uniform,
     near,
 )
 from lofo.buffers import ledger as ledgers
@@ -165,6 +168,23 @@ def test_what_cannot_be_is_refused_with_a_reason(make):
 def test_rules_compare_and_hash_by_their_numbers():
     assert Local(0.5, 2) == Local(0.5, 2) != Local(0.5, 3)
     assert len({Local(0.5, 2), Local(0.5, 2), Fifo(), Fifo()}) == 2
+
+
+def test_structures_tell_classes_apart():
+    """`jit` looks programs up by structure: equal ones would share a program."""
+    nodes = [Fifo(), Reservoir(), Local(0.5, 2), Uniform(), ByReward(), ByError()]
+    nodes += [DeviceStorage(), HostStorage(), TransitionIndex(Fifo(), 8)]
+    nodes += [TransitionIndex(Fifo(), 9), TransitionIndex(Reservoir(), 8)]
+    structures = [jax.tree.structure(node) for node in nodes]
+    for at, structure in enumerate(structures):
+        assert structures.index(structure) == at, nodes[at]
+        assert jax.tree.structure(jax.tree.map(lambda x: x, nodes[at])) == structure
+    assert jax.tree.structure(Local(0.5, 2)) == jax.tree.structure(Local(0.7, 3))
+
+
+def test_paths_name_the_fields():
+    paths, _ = jax.tree.flatten_with_path(TransitionIndex(Local(0.5, 2), 8))
+    assert [jax.tree_util.keystr(path) for path, _ in paths] == [".rule.radius", ".rule.limit"]
 
 
 TRANSITION = Transition(

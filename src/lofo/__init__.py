@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         TransitionIndex,
     )
     from lofo.locality import Contrastive, Handcrafted, suggest_radius
-    from lofo.types import Batch, LofoError, Step, Transition
+    from lofo.types import Batch, LofoError, Step, Transition, register_dataclass
 
 __all__ = [
     "Batch",
@@ -30,12 +30,13 @@ __all__ = [
     "Step",
     "Transition",
     "TransitionIndex",
+    "register_dataclass",
     "suggest_radius",
 ]
 
 # Names are fetched when they are first asked for: reports, for one, must not wait for jax.
 _HOMES = {
-    "lofo.types": ("Batch", "LofoError", "Step", "Transition"),
+    "lofo.types": ("Batch", "LofoError", "Step", "Transition", "register_dataclass"),
     "lofo.locality": ("Contrastive", "Handcrafted", "suggest_radius"),
 }
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo.buffers.ledger import Ledger, Placement
-from lofo.types import Array, Key
+from lofo.types import Array, Key, register_dataclass
 
 YOUNGER_THAN_ALL = np.iinfo(np.int32).max  # a stamp that no row can carry
 
@@ -34,7 +34,7 @@ def near(embeddings: Array, embedding: Array, radius: Array | float) -> Array:
     return squares < jnp.square(jnp.asarray(radius, jnp.float32))
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fifo:
     """First in, first out."""
@@ -47,7 +47,7 @@ class Fifo:
         return _without_neighbours(ledger.clock % ledger.capacity)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reservoir:
     """A uniform sample of everything seen so far."""
@@ -66,7 +66,7 @@ class Reservoir:
         )
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Local:
     """Local forgetting: the oldest of the newcomer's neighbours leaves if there are enough."""

@@ -12,7 +12,7 @@ from lofo.buffers.draws import draw_weighted
 from lofo.buffers.forgetting import Fifo, Forgetting
 from lofo.buffers.ledger import Ledger, Placement
 from lofo.buffers.trajectory import Trajectory
-from lofo.types import Array, Key, Metrics, Tree
+from lofo.types import Array, Key, Metrics, Tree, register_dataclass
 
 
 class Draw(NamedTuple):
@@ -68,7 +68,7 @@ class Index(Protocol):
         """Scalars that tell how the buffer fares."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TransitionIndex:
     """Single transitions: a slot is a ledger row."""
@@ -126,7 +126,7 @@ class TransitionIndex:
         return _ledger_metrics(state, age)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SequenceIndex:
     """Windows of steps: the state-buffer is a ledger, and each live start points to its steps.

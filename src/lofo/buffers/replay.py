@@ -8,7 +8,7 @@ import jax
 
 from lofo.buffers.index import Draw, Index
 from lofo.buffers.storage import DeviceStorage, Storage
-from lofo.types import Array, Batch, Key, Metrics, Tree
+from lofo.types import Array, Batch, Key, Metrics, Tree, register_dataclass
 
 
 class ReplayState(NamedTuple):
@@ -18,7 +18,7 @@ class ReplayState(NamedTuple):
     rows: Tree  # the storage's own form: `Replay.items` gives leaves [T, ...]
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Replay:
     """Pure `init`, `add`, `sample`: on the device all of it runs under jit, scan and vmap.

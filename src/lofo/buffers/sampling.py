@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from lofo.buffers.index import TransitionIndex
 from lofo.buffers.replay import Replay, ReplayState
-from lofo.types import Array, Batch, Key, Tree
+from lofo.types import Array, Batch, Key, Tree, register_dataclass
 
 NOWHERE = -1  # the place of a row that is not in the list
 
@@ -37,7 +37,7 @@ class Sampler(Protocol):
         """The rows [B] that were drawn have these errors [B] now."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Uniform:
     """All that is remembered is equally likely: no book, and no lots but those of the buffer."""
@@ -68,7 +68,7 @@ class Priorities(NamedTuple):
     highest: Array  # [] float32, the largest so far
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ByError:
     """What the model had wrong when it last saw it comes more often.
@@ -117,7 +117,7 @@ class Rewarded(NamedTuple):
     num: Array  # [] int32
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ByReward:
     """A share of every batch comes from samples with a reward other than 0, the rest from all.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.types import Array, Tree
+from lofo.types import Array, Tree, register_dataclass
 
 
 class Storage(Protocol):
@@ -29,7 +29,7 @@ class Storage(Protocol):
         """The items in all slots, also those of slots that nobody has."""
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
     """Rows of 32-bit words, and how to read them."""
@@ -48,7 +48,7 @@ class PackedRows:
         return jax.tree.unflatten(self.structure, items)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DeviceStorage:
     """Payload beside the decision, inside `jit`.
@@ -93,7 +93,7 @@ class DeviceStorage:
         return rows.items(rows.words)
 
 
-@jax.tree_util.register_dataclass
+@register_dataclass
 @dataclasses.dataclass(frozen=True)
 class HostStorage:
     """Payload too large for the device: numpy rows, written in place."""

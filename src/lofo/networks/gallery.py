@@ -6,8 +6,8 @@ convolution answers equal patches equally, so it is asked once for each, and a b
 answers. Function and gradient are those of the pictures themselves.
 """
 
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo.networks.blocks import IDENTITY, Network, Shape
-from lofo.types import Array
+from lofo.types import Array, register_dataclass
 
 
 class Atlas(NamedTuple):
@@ -33,14 +33,15 @@ class Gallery:
     pictures: np.ndarray  # [pictures, height, width, channels]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["gallery", "scaling"])
+@register_dataclass
 @dataclass(frozen=True)
 class Picked:
     """Pictures [..., height, width, channels], told by the rows [...] they have in a gallery."""
 
     rows: Array
-    gallery: Gallery
-    scaling: Network = IDENTITY  # through which they are seen, pixel by pixel
+    gallery: Gallery = field(metadata={"static": True})
+    # through which they are seen, pixel by pixel
+    scaling: Network = field(default=IDENTITY, metadata={"static": True})
 
     @property
     def shape(self) -> Shape:
