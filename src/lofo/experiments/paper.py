@@ -51,6 +51,7 @@ MOUNTAINCAR_BUFFERS = {
     "reservoir-3e5": ("reservoir curves", Buffer("Reservoir 3e5", Reservoir(), 300_000)),
 }
 # Sampling on top of forgetting: the paper calls such methods complementary, and runs none.
+SAMPLING = "none: sampling on top of forgetting"
 _LOFO = MOUNTAINCAR_BUFFERS["lofo"][1]
 _FIFO = MOUNTAINCAR_BUFFERS["fifo-4.5e6"][1]
 MOUNTAINCAR_SAMPLERS = {
@@ -107,6 +108,10 @@ DEMO_BUFFERS = {
     "fifo-all": Buffer("FIFO everything", Fifo(), sum(p.steps for p in DEMO_PHASES)),
     "fifo-small": Buffer("FIFO of LoFo's size", Fifo(), DEMO_STARTS * DEMO_LIMIT),
 }
+DEMO_SAMPLERS = {
+    "lofo-by_error": replace(DEMO_BUFFERS["lofo"], name="LoFo by error", sampler=ByError()),
+    "lofo-by_reward": replace(DEMO_BUFFERS["lofo"], name="LoFo by reward", sampler=ByReward()),
+}
 
 
 def _mountaincar(name: str, figure: str, agent: DynaQ, buffer: Buffer) -> Experiment:
@@ -121,10 +126,10 @@ def _mountaincar(name: str, figure: str, agent: DynaQ, buffer: Buffer) -> Experi
     )
 
 
-def _demo(name: str, buffer: Buffer) -> Experiment:
+def _demo(name: str, figure: str, buffer: Buffer) -> Experiment:
     return Experiment(
         id=f"demo/{name}",
-        figure="none: a laptop's version of the main curves",
+        figure=figure,
         environment=DEMO_WORLD,
         agent=DEMO_AGENT,
         buffer=buffer,
@@ -135,11 +140,18 @@ def _demo(name: str, buffer: Buffer) -> Experiment:
     )
 
 
-DEMO = tuple(_demo(name, buffer) for name, buffer in DEMO_BUFFERS.items())
+DEMO = tuple(
+    _demo(name, "none: a laptop's version of the main curves", buffer)
+    for name, buffer in DEMO_BUFFERS.items()
+)
 REGISTRY: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (
         *DEMO,
+        *(
+            _demo(name, SAMPLING, buffer)  # not in DEMO: asked for by name
+            for name, buffer in DEMO_SAMPLERS.items()
+        ),
         *(
             _mountaincar(name, figure, MOUNTAINCAR_AGENT, buffer)
             for name, (figure, buffer) in MOUNTAINCAR_BUFFERS.items()
@@ -158,7 +170,7 @@ REGISTRY: dict[str, Experiment] = {
             for name, agent in MOUNTAINCAR_READINGS.items()
         ),
         *(
-            _mountaincar(name, "none: sampling on top of forgetting", MOUNTAINCAR_AGENT, buffer)
+            _mountaincar(name, SAMPLING, MOUNTAINCAR_AGENT, buffer)
             for name, buffer in MOUNTAINCAR_SAMPLERS.items()
         ),
         *MINIGRID_RUNS,
