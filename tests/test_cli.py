@@ -241,6 +241,15 @@ def test_fraction_shortens_the_run(packs: Any, capsys: Any) -> None:
     assert local.fraction == 0.1 and isinstance(fifo.buffer.rule, Fifo)
 
 
+def test_an_evaluation_period_asked_for_is_kept(packs: Any, capsys: Any) -> None:
+    words = "run", "demo/lofo", "--fraction", "0.25"
+    assert Answer(capsys, *words).code == 0
+    assert Answer(capsys, *words, "--schedule.evaluate-every", "2000").code == 0
+    (often, _), (rarely, _) = packs
+    assert often.lead.schedule.evaluate_every == 400  # ten in 4 000 steps, five of them judged
+    assert rarely.lead.schedule.evaluate_every == 2_000
+
+
 def test_the_limit_can_be_kept(packs: Any, capsys: Any) -> None:
     assert Answer(capsys, "run", "demo/lofo", "--fraction", "0.5", "--keep-limit").code == 0
     ((pack, _),) = packs

@@ -268,6 +268,16 @@ def test_seeds_whose_values_diverge_are_counted(tmp_path: Path) -> None:
     assert verdict(early) == "incomplete: 3 of 5 evaluations, 1 of 4 diverged"
 
 
+def test_seeds_whose_buffer_overflows_are_counted(tmp_path: Path) -> None:
+    rows = rows_of("x", 2, PHASE_2)
+    lost = [r._replace(metric="overflow", value=3.0 * (r.seed in (7, 8))) for r in rows]
+    folder = write(tmp_path, header(settings("x")), rows_of("x", 1, PHASE_1), rows, lost)
+    first, second = summarise([folder])
+    assert first.num_overflown == 0 and "overflown" not in verdict_table([first])
+    assert second.num_overflown == 2 and verdict(second).endswith(", 2 of 4 overflown")
+    assert "overflown: seeds whose LoFo buffer lost" in verdict_table([first, second])
+
+
 def test_the_interquartile_mean_leaves_out_whole_quarters() -> None:
     assert interquartile_mean(np.array([100.0, 1, 2, 3])) == 2.5
     assert interquartile_mean(np.array([9.0, 0, 0])) == 3.0  # below four: the mean

@@ -265,3 +265,16 @@ def test_a_fraction_scales_windows_capacities_too() -> None:
     ]
     local = shorten(REGISTRY["reacher/dreamer/lofo"], 0.2).buffer
     assert local.rule.limit == 2 and local.num_slots == 1_000_000  # two rows a step at most
+
+
+def test_a_short_run_is_evaluated_more_often_only_if_its_verdict_needs_it() -> None:
+    def periods(name: str, *fractions: float) -> list[int]:
+        return [shorten(REGISTRY[name], f).schedule.evaluate_every for f in fractions]
+
+    assert periods("reacher/dreamer/lofo", 1, 0.2) == [10_000, 10_000]  # 20 evaluations, 10 judged
+    assert periods("mountaincar/dyna_q/lofo", 1, 1 / 3) == [10_000, 10_000]
+    assert periods("minigrid/dyna_q/lofo", 1, 1 / 6) == [10_000, 2_500]
+    assert periods("reacher/planet/lofo", 1, 1 / 2) == [7_500, 3_500]  # whole episodes
+    for name, fraction in (("minigrid/dyna_q/lofo", 1 / 6), ("reacher/planet/lofo", 1 / 2)):
+        short = shorten(REGISTRY[name], fraction)
+        assert short.phases[0].steps // short.schedule.evaluate_every >= 2 * short.judged

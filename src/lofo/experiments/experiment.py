@@ -158,7 +158,8 @@ def shorten(experiment: Experiment, fraction: float, *, keep_limit: bool = False
     """The experiment at a fraction of its length: phases, FIFO and reservoir capacities, limit.
 
     A neighbourhood that keeps few samples may hold none of an action its policy does not favour;
-    where that matters, `keep_limit` leaves the limit as it is.
+    where that matters, `keep_limit` leaves the limit as it is. Evaluations come more often if the
+    judged ones would else fill more than half of a phase, and judge how it was learnt as well.
     """
     if not 0 < fraction <= 1:
         raise LofoError(f"a fraction lies in (0, 1], got {fraction}")
@@ -179,8 +180,13 @@ def shorten(experiment: Experiment, fraction: float, *, keep_limit: bool = False
         num_slots = buffer.num_slots and min(buffer.num_slots, most)
         rule = dataclasses.replace(buffer.rule, limit=limit)
         buffer = dataclasses.replace(buffer, rule=rule, num_slots=num_slots)
+    schedule, shortest = experiment.schedule, min(p.steps for p in phases)
+    often = cycle * max(1, shortest // (2 * experiment.judged * cycle))
+    schedule = dataclasses.replace(schedule, evaluate_every=min(schedule.evaluate_every, often))
     total = experiment.fraction * fraction
-    return dataclasses.replace(experiment, phases=phases, buffer=buffer, fraction=total)
+    return dataclasses.replace(
+        experiment, phases=phases, buffer=buffer, schedule=schedule, fraction=total
+    )
 
 
 def configuration(value: Any) -> Any:

@@ -35,7 +35,8 @@ REACHER_LOCALITY = Contrastive(
 )
 REACHER_RADIUS, REACHER_LIMIT, RANDOMIZED_LIMIT = 0.05, 10, 2
 LOCALITY_STEPS = 100_000
-STARTS = 50_000  # room for LoFo's state-buffer; a faithful run shows overflow 0
+# Room for LoFo's state-buffers; a faithful run shows overflow 0. A world of many looks needs more.
+REACHER_STARTS, RANDOMIZED_STARTS = 50_000, 200_000
 # Products in half precision, as DreamerV2's own code has them: its update takes 3/4 of the time.
 DREAMER = Dreamer(WorldModel(compute_dtype="bfloat16"))
 PLANET = PlaNet(replace(PLANET_MODEL, compute_dtype="bfloat16"))
@@ -58,16 +59,18 @@ PLANET_PHASES = _phases(150_000, 250_000)
 RANDOMIZED_PHASES = _phases(1_500_000, 3_500_000)
 
 
-def _buffers(phases: tuple[Phase, ...], limit: int, num_small: int) -> dict[str, Buffer]:
+def _buffers(
+    phases: tuple[Phase, ...], limit: int, num_small: int, num_starts: int = REACHER_STARTS
+) -> dict[str, Buffer]:
     """LoFo, FIFO that keeps everything, and FIFO small enough to be overwritten in phase 2."""
     num_steps = sum(p.steps for p in phases)
-    num_slots = min(STARTS * WINDOW, num_steps + num_steps // REACHER.spec.time_limit)
+    num_slots = min(num_starts * WINDOW, num_steps + num_steps // REACHER.spec.time_limit)
     rule = Local(REACHER_RADIUS, limit)
     return {
         "lofo": Buffer(
             "LoFo",
             rule,
-            STARTS,
+            num_starts,
             REACHER_LOCALITY,
             LOCALITY_STEPS,
             window=WINDOW,
@@ -124,7 +127,7 @@ REACHER_RUNS = (
         DREAMER,
         RANDOMIZED_PHASES,
         DREAMER_SCHEDULE,
-        _buffers(RANDOMIZED_PHASES, RANDOMIZED_LIMIT, 100_000),
+        _buffers(RANDOMIZED_PHASES, RANDOMIZED_LIMIT, 100_000, RANDOMIZED_STARTS),
     ),
 )
 

@@ -57,6 +57,7 @@ class Summary(NamedTuple):
     why: Why
     adaptation: Adaptation | None  # None in phase 1
     num_diverged: int  # seeds whose values grew without bound: see `_num_diverged`
+    num_overflown: int  # seeds whose LoFo buffer lost samples for want of room
     complete: bool  # every seed has all judged evaluations
     evaluations: tuple[int, int]  # those all seeds have, those the settings plan
 
@@ -132,6 +133,7 @@ def _summary(run: Run, stretch: Stretch) -> Summary:
         why=_why(run, stretch.number, returns.steps[-judged:]),
         adaptation=adaptation(run, stretch) if later else None,
         num_diverged=_num_diverged(run, stretch.number),
+        num_overflown=_num_seeds(run.curve(stretch.number, "overflow").values > 0),
         complete=complete,
         evaluations=(len(_full_steps(returns)), len(stretch.evaluations)),
     )
@@ -143,8 +145,12 @@ def _num_diverged(run: Run, phase: int) -> int:
     A run does not go on once a loss is no number at all.
     """
     largest = max(stretch.optimum for stretch in run.stretches)
-    is_beyond = run.curve(phase, "value_loss").values > largest**2
-    return int(is_beyond.any(axis=1).sum())
+    return _num_seeds(run.curve(phase, "value_loss").values > largest**2)
+
+
+def _num_seeds(is_so: np.ndarray) -> int:
+    """The seeds of which it [S, evaluations] was ever so."""
+    return int(is_so.any(axis=1).sum())
 
 
 def _full_steps(curve: Curve) -> set[int]:

@@ -34,10 +34,12 @@ def rule(summaries: Sequence[Summary]) -> str:
     """The rule behind the verdict words, in one sentence."""
     counts = " or ".join(str(n) for n in sorted({s.judged for s in summaries}))
     diverged = "; diverged: seeds whose value loss exceeds the square of the highest optimum"
+    overflown = "; overflown: seeds whose LoFo buffer lost samples for want of room (its capacity)"
     return (
         f"near-optimal: at least {100 * NEAR_OPTIMAL:.0f} % of the exact optimum, mean over seeds "
         f"of the last {counts} evaluations of the phase; adaptive: near-optimal in phase 2"
-        f"{diverged * any(s.num_diverged for s in summaries)}."
+        f"{diverged * any(s.num_diverged for s in summaries)}"
+        f"{overflown * any(s.num_overflown for s in summaries)}."
     )
 
 
@@ -47,8 +49,8 @@ def verdict(summary: Summary) -> str:
     word = good if summary.near_optimal else bad
     if summary.near_optimal is None:
         word = "incomplete: {} of {} evaluations".format(*summary.evaluations)
-    diverged = f", {summary.num_diverged} of {summary.num_seeds} diverged"
-    return word + diverged * bool(summary.num_diverged)
+    faults = {"diverged": summary.num_diverged, "overflown": summary.num_overflown}
+    return word + "".join(f", {n} of {summary.num_seeds} {what}" for what, n in faults.items() if n)
 
 
 class Table(NamedTuple):
