@@ -378,6 +378,20 @@ def test_seeds_of_one_run_may_lie_in_several_folders(folder: Path, tmp_path: Pat
     assert as_json(summarise([folder, folder])) == as_json(summarise([folder]))
 
 
+def test_a_field_that_came_later_and_is_off_makes_no_difference(
+    folder: Path, tmp_path: Path
+) -> None:
+    def later(value: bool) -> Path:
+        plain = settings("a/lofo", seeds=[11])
+        plain["buffer"] = plain["buffer"] | {"came_later": value}
+        rows = rows_of("a/lofo", 1, PHASE_1[:1], [11])
+        return write(tmp_path / str(value), header(plain), rows)
+
+    assert summarise([folder, later(False)])[0].num_seeds == 5
+    with pytest.raises(LofoError, match="differ in buffer"):
+        summarise([folder, later(True)])
+
+
 def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
     rows = rows_of("a/lofo", 1, PHASE_1)
     other = write(tmp_path / "other", header(settings("a/lofo", judged=3)), rows)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from lofo.experiments.pack import Runs
 from lofo.experiments.probes import describe_buffer
 from lofo.experiments.settings import describe
 from lofo.experiments.timeline import evaluation_tasks, plan
+from lofo.locality import Handcrafted
 from lofo.networks import MLP, Chain, linear
 from lofo.records import read
 from lofo.types import LofoError, Transition
@@ -333,6 +335,34 @@ def test_listed_codes_are_placed_beforehand() -> None:
     np.testing.assert_allclose(places[1], locality.embed((), world.decode(codes)), atol=1e-6)
 
 
+def test_neighbours_of_the_same_action_forget_no_action() -> None:
+    """Each pose keeps the last two of each action; by pose alone it keeps the last two of all."""
+    local = Buffer("LoFo", Local(0.5, 2), 400, Handcrafted((1.0,) * 12))
+    apart = replace(local, name="LoFo by action", same_action=True)
+    buffers = Buffer("FIFO", Fifo(), 400), local, apart
+    pack = Pack(tuple(walk(id=f"walk/{b.name}", buffer=b, seeds=(0,)) for b in buffers))
+    runs, _ = go_on(pack, begun(pack), 0, 150, warmup=True)
+    held = []
+    for buffer, replay in zip(pack.buffers, runs.replays, strict=True):
+        live = np.argsort(replay.index.stamp[0][: int(replay.index.size[0])])
+        items = buffer.replay.items(replay)
+        held.append([(int(items.observation[0][i]), int(items.action[0][i])) for i in live])
+    history, by_pose, by_action = held
+    assert len(history) == 300  # both local buffers lived through the same
+
+    def last_two(kind: Any) -> Counter[tuple[int, int]]:
+        count: Counter[Any] = Counter()
+        kept = []
+        for step in reversed(history):
+            kept += [step] if count[kind(step)] < 2 else []
+            count[kind(step)] += 1
+        return Counter(kept)
+
+    assert Counter(by_pose) == last_two(lambda step: step[0])
+    assert Counter(by_action) == last_two(lambda step: step)
+    assert set(by_pose) < set(by_action) == set(history)
+
+
 def test_memories_live_as_long_as_an_episode() -> None:
     pack = Pack((walk(),))
     runs = begun(pack)
@@ -508,6 +538,11 @@ def test_an_impossible_buffer_is_refused() -> None:
         Buffer("LoFo", Local(0.1, 1), 10)
     with pytest.raises(LofoError, match="must fill a batch of"):
         dataclasses.replace(REGISTRY["demo/lofo"].buffer, locality_steps=1)
+    with pytest.raises(LofoError, match="same_action is for Local, not for Fifo"):
+        Buffer("FIFO", Fifo(), 10, same_action=True)
+    reacher = REGISTRY["reacher/dreamer/lofo"]
+    with pytest.raises(LofoError, match="those of Reacher are continuous"):
+        replace(reacher, buffer=replace(reacher.buffer, same_action=True))
 
 
 def test_rows_say_where_they_come_from(finished: Finished) -> None:

@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from lofo.agents import Agent, DynaQ
 from lofo.buffers import (
     Fifo,
@@ -19,7 +21,7 @@ from lofo.buffers import (
 from lofo.buffers.forgetting import Forgetting
 from lofo.environments import Environment
 from lofo.locality import Locality
-from lofo.types import LofoError
+from lofo.types import Array, LofoError
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Buffer:
     window: int | None = None  # steps in a row, for agents that learn from sequences
     num_slots: int | None = None  # of the steps behind the starts; None: all that can be needed
     repeats: bool = False  # windows still growing are drawn too, begun again where they end
+    same_action: bool = False  # a neighbour has taken the same action too: none is forgotten
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -71,6 +74,8 @@ class Buffer:
             raise LofoError(
                 f"{self.rule} measures distance: give the buffer {self.name} a locality"
             )
+        if self.same_action and not isinstance(self.rule, Local):
+            raise LofoError(f"same_action is for Local, not for {self.rule} of {self.name}")
 
     @property
     def replay(self) -> Replay:
@@ -81,7 +86,15 @@ class Buffer:
 
     @property
     def embedding_size(self) -> int:
-        return self.locality.size if self.rule.needs_embedding and self.locality else 0
+        if not (self.rule.needs_embedding and self.locality):
+            return 0
+        return self.locality.size + self.same_action
+
+    def tell_apart(self, embedding: Array, action: Array) -> Array:
+        """The embedding [D] with one more number, by which two actions lie two radii apart."""
+        assert isinstance(self.rule, Local)
+        apart = 2 * self.rule.radius * action.astype(embedding.dtype)
+        return jnp.concatenate([embedding, apart[None]])
 
 
 @dataclass(frozen=True)
@@ -120,6 +133,11 @@ class Experiment:
             raise LofoError(
                 f"a warm-up of {self.schedule.warmup} steps completes no window of {wanted}, so "
                 "there would be nothing to learn from: lengthen schedule.warmup"
+            )
+        if self.buffer.same_action and self.environment.spec.action_size:
+            raise LofoError(
+                f"same_action of {self.buffer.name} needs actions that can be counted, those of "
+                f"{type(self.environment).__name__} are continuous"
             )
         if self.buffer.sampler.needs_errors and not hasattr(self.agent, "errors"):
             raise LofoError(

@@ -98,6 +98,8 @@ def remember(
             embeddings = jax.vmap(buffer.locality.embed)(locality, lived.observations)
         else:
             embeddings = jax.vmap(lambda table, code: table[code])(places, lived.codes)
+        if buffer.same_action:
+            embeddings = jax.vmap(buffer.tell_apart)(embeddings, lived.actions)
         replay, starts = jax.vmap(buffer.replay.place)(replay, items, embeddings, keys)
     else:
         place = jax.vmap(lambda s, i, k: buffer.replay.place(s, i, None, k))

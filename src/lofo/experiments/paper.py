@@ -108,6 +108,10 @@ DEMO_BUFFERS = {
     "fifo-all": Buffer("FIFO everything", Fifo(), sum(p.steps for p in DEMO_PHASES)),
     "fifo-small": Buffer("FIFO of LoFo's size", Fifo(), DEMO_STARTS * DEMO_LIMIT),
 }
+# The locality of states and actions, with a third of the limit for each of three actions.
+DEMO_SAME_ACTION = replace(
+    DEMO_BUFFERS["lofo"], name="LoFo by action", rule=Local(0.05, 7), same_action=True
+)
 DEMO_SAMPLERS = {
     "lofo-by_error": replace(DEMO_BUFFERS["lofo"], name="LoFo by error", sampler=ByError()),
     "lofo-by_reward": replace(DEMO_BUFFERS["lofo"], name="LoFo by reward", sampler=ByReward()),
@@ -148,6 +152,7 @@ REGISTRY: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (
         *DEMO,
+        _demo("lofo-same_action", "none: a cure beside the faithful run", DEMO_SAME_ACTION),
         *(
             _demo(name, SAMPLING, buffer)  # not in DEMO: asked for by name
             for name, buffer in DEMO_SAMPLERS.items()

@@ -53,6 +53,18 @@ MINIGRID_BUFFERS = {
             25_000,
         ),
     ),
+    # The locality of states and actions, with a third of the limit for each of three actions.
+    "lofo-same_action": (
+        "none: a cure beside the faithful run",
+        Buffer(
+            "LoFo by action",
+            Local(0.001, MINIGRID_LIMIT // 3),
+            MINIGRID.num_codes * MINIGRID_LIMIT,
+            MINIGRID_LOCALITY,
+            25_000,
+            same_action=True,
+        ),
+    ),
     "fifo-1.8e6": ("main curves", Buffer("FIFO 1.8e6", Fifo(), 1_800_000)),
     "fifo-9e5": ("main curves", Buffer("FIFO 9e5", Fifo(), 900_000)),
     "fifo-3e5": ("main curves, reward maps", Buffer("FIFO 3e5", Fifo(), 300_000)),

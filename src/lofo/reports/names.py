@@ -95,8 +95,16 @@ def world_name(settings: dict[str, Any], everyone: Sequence[dict[str, Any]]) -> 
 
 
 def different(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
-    """The fields in which two settings differ."""
-    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    """Where two settings differ; a field that one lacks and the other has off is no difference."""
+    in_both = one.keys() & other.keys()
+    in_one = {n for n in one.keys() ^ other.keys() if one.get(n) or other.get(n)}
+    return in_one | {n for n in in_both if _is_different(one[n], other[n])}
+
+
+def _is_different(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return bool(different(one, other))
+    return bool(one != other)
 
 
 def _detailed(settings: dict[str, Any]) -> str:
