@@ -133,8 +133,11 @@ class DynaQ:
     def act(
         self, state: DynaQState, memory: Tree, observation: Array, key: Key, *, explore: bool
     ) -> tuple[Array, Tree]:
-        values = self._value.apply(state.value, self.scale(observation))
-        return self.choose(values, key, explore=explore), memory
+        return self.choose(self.values(state, observation), key, explore=explore), memory
+
+    def values(self, state: DynaQState, observation: Array) -> Array:
+        """What the Q-network gives for each action."""
+        return self._value.apply(state.value, self.scale(observation))
 
     def choose(self, values: Array, key: Key, *, explore: bool) -> Array:
         """The greedy action, or now and then any."""
