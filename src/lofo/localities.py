@@ -50,8 +50,8 @@ class Fit:
         for seed, found in told.items():
             title = f"{experiment.id}, seed {seed}"
             path = stem.with_name(f"{stem.name}-seed{seed}.png")
+            print(f"  seed {seed}: {path}\n{_table(found)}", flush=True)  # should drawing fail
             reports.draw_locality(found.maps, chart.extent, chart.axes, radius, title, path)
-            print(f"  seed {seed}: {path}\n{_table(found)}")
 
 
 def _table(found: Survey) -> str:
