@@ -20,6 +20,7 @@ import numpy as np
 
 from lofo.environments import MiniGrid
 from lofo.experiments import Experiment, Pack, checkpoint, find, loop
+from lofo.experiments.experiment import configuration
 
 NUM_ACTIONS = 3
 WORDS = ("left", "right", "forward")
@@ -49,6 +50,10 @@ def named(settings: dict) -> Experiment:
         capacity=buffer["capacity"],
         rule=replace(experiment.buffer.rule, **rule),
     )
+    if configuration([experiment.environment, experiment.agent]) != [
+        settings[name] for name in ("environment", "agent")
+    ]:
+        raise SystemExit("only the buffer's numbers may differ from the named run")
     return replace(experiment, buffer=changed, seeds=tuple(settings["seeds"]))
 
 
@@ -92,7 +97,7 @@ def describe(experiment: Experiment, seed: int, state, codes, actions) -> None:
     values = np.asarray(agent.values(state, room.observations))
     num_there, stays = room.follow(values.argmax(axis=1))
     print(
-        f"{experiment.id} limit {experiment.buffer.rule.limit} seed {seed}: {unseen.sum()} actions "
+        f"{experiment.id} limit {getattr(experiment.buffer.rule, 'limit', 'none')} seed {seed}: {unseen.sum()} actions "
         f"without a sample; reward wrong by at most {error[unseen].max(initial=0):.3f} there, "
         f"{error[~unseen].max():.3f} elsewhere; highest value {values[room.starts].max():.2f}; "
         f"reaches a goal from {num_there} of {len(room.starts)}"

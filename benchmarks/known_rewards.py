@@ -12,6 +12,7 @@ many steps the recurrent state has seen before.
 """
 
 import argparse
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -122,9 +123,8 @@ def describe(index: SequenceIndex, embeddings, num_steps: int, paid_t1, paid_t2)
 
 
 def main(world: str, limits: list[int], episodes: list[int], seed: int) -> None:
-    buffer = find(f"{world}/dreamer/lofo").buffer
-    environment = find(f"{world}/dreamer/lofo").environment
-    environment = type(environment)(observation="state")
+    experiment = find(f"{world}/dreamer/lofo")
+    buffer, environment = experiment.buffer, replace(experiment.environment, observation="state")
     keys = jax.random.split(jax.random.key(seed), 4)
     embed = fit(environment, keys[0])
     parts = [

@@ -1,5 +1,6 @@
 """Transition buffers: the rules against the oracle, and what jit, scan and vmap make of them."""
 
+import dataclasses
 import functools
 import re
 import warnings
@@ -28,7 +29,7 @@ from lofo.buffers import (
 )
 from lofo.buffers import ledger as ledgers
 from lofo.buffers.draws import BLOCK, draw_weighted
-from lofo.types import Step, Transition
+from lofo.types import Step, Transition, register_dataclass
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
 RADII = (0.25, 0.5, 0.75, 1.25, 64.0)  # the last is larger than the world
@@ -180,6 +181,12 @@ def test_structures_tell_classes_apart():
         assert structures.index(structure) == at, nodes[at]
         assert jax.tree.structure(jax.tree.map(lambda x: x, nodes[at])) == structure
     assert jax.tree.structure(Local(0.5, 2)) == jax.tree.structure(Local(0.7, 3))
+
+
+def test_a_field_that_init_does_not_take_is_refused():
+    made = dataclasses.make_dataclass("Made", [("x", int, dataclasses.field(init=False))])
+    with pytest.raises(TypeError, match="Made makes x itself"):
+        register_dataclass(made)
 
 
 def test_paths_name_the_fields():

@@ -244,10 +244,12 @@ def test_fraction_shortens_the_run(packs: Any, capsys: Any) -> None:
 def test_an_evaluation_period_asked_for_is_kept(packs: Any, capsys: Any) -> None:
     words = "run", "demo/lofo", "--fraction", "0.25"
     assert Answer(capsys, *words).code == 0
-    assert Answer(capsys, *words, "--schedule.evaluate-every", "2000").code == 0
-    (often, _), (rarely, _) = packs
-    assert often.lead.schedule.evaluate_every == 400  # ten in 4 000 steps, five of them judged
-    assert rarely.lead.schedule.evaluate_every == 2_000
+    own = REGISTRY["demo/lofo"].schedule.evaluate_every
+    for every in (2_000, own):
+        assert Answer(capsys, *words, f"--schedule.evaluate-every={every}").code == 0
+    assert Answer(capsys, *words, "--schedule.evaluate_every", "500").code == 0
+    periods = [pack.lead.schedule.evaluate_every for pack, _ in packs]
+    assert periods == [400, 2_000, own, 500]  # first ten in 4 000 steps, five of them judged
 
 
 def test_the_limit_can_be_kept(packs: Any, capsys: Any) -> None:

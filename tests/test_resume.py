@@ -370,6 +370,25 @@ def test_another_configuration_is_refused_by_field(finished: Finished, folder: P
     assert_refused(Pack((one,)), folder, "holds tiny/lofo, tiny/fifo, not tiny/lofo")
 
 
+@pytest.mark.parametrize("was_on", [False, True])
+def test_a_checkpoint_from_before_a_field_came_is_that_run_if_the_field_is_off(
+    finished: Finished, folder: Path, was_on: bool
+) -> None:
+    def change(content: dict[str, np.ndarray]) -> None:
+        manifest = json.loads(bytes(content[checkpoint.MANIFEST]))
+        buffer = manifest["configuration"][0]["buffer"]
+        del buffer["same_action"]  # off in the run, and not yet known
+        buffer["went_away"] = was_on
+        text = json.dumps(manifest).encode()
+        content[checkpoint.MANIFEST] = np.frombuffer(text, np.uint8)
+
+    rewrite(folder, change)
+    if was_on:
+        assert_refused(finished.pack, folder, "buffer.went_away is known to one side only")
+    else:
+        run(finished.pack, folder)
+
+
 def test_lost_rows_are_told(finished: Finished, folder: Path) -> None:
     manifest = checkpoint.read_manifest(folder)
     assert manifest is not None

@@ -105,12 +105,12 @@ class Run:
         print(verdict_table(summarise([out])))
         print(f"Rows: {out}. Figures: lofo report {out}")
 
-    def _prepare(self, named: Experiment, overrides: Sequence[str]) -> Experiment:
-        changed = override(named, overrides)
+    def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+        changed = override(experiment, overrides)
         for sweep in SWEEPS.values():
-            if named.id.startswith(f"{sweep.id}/"):
-                sweep.check_kept(named, changed)
-        experiment = _changed(named, changed)
+            if experiment.id.startswith(f"{sweep.id}/"):
+                sweep.check_kept(experiment, changed)
+        experiment = _changed(experiment, changed)
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         fraction = parse_fraction(self.fraction)
@@ -121,7 +121,8 @@ class Run:
                 )
             return experiment
         short = shorten(experiment, fraction, keep_limit=self.keep_limit)
-        if changed.schedule.evaluate_every != named.schedule.evaluate_every:  # asked for by hand
+        names = {word.split("=")[0].replace("_", "-") for word in overrides}
+        if "--schedule.evaluate-every" in names:  # asked for by hand
             return replace(short, schedule=changed.schedule)
         return short
 

@@ -63,6 +63,8 @@ def register_dataclass(cls: Class) -> Class:
     with as many fields (jax 0.10), and `jit` may then answer one class with another's program.
     """
     fields = dataclasses.fields(cls)
+    if made := [field.name for field in fields if not field.init]:
+        raise TypeError(f"{cls.__name__} makes {made[0]} itself: every field must be given to init")
     static = [field.name for field in fields if field.metadata.get("static")]
     dynamic = [field.name for field in fields if field.name not in static]
     keys = [GetAttrKey(name) for name in dynamic]

@@ -59,7 +59,7 @@ class Buffer:
     window: int | None = None  # steps in a row, for agents that learn from sequences
     num_slots: int | None = None  # of the steps behind the starts; None: all that can be needed
     repeats: bool = False  # windows still growing are drawn too, begun again where they end
-    same_action: bool = False  # a neighbour has taken the same action too: none is forgotten
+    same_action: bool = False  # a neighbour has taken the same action, too
 
     def __post_init__(self) -> None:
         if self.capacity < 1:

@@ -283,9 +283,11 @@ def _rows(run: str, seeds: tuple[int, ...], phase: int, step: int, metrics: Metr
 def _difference(old: Any, new: Any, path: str = "") -> str:
     """The first place where two configurations differ, in words; empty if they do not."""
     if isinstance(old, dict) and isinstance(new, dict):
-        if lonely := sorted(old.keys() ^ new.keys()):
+        # What came later and is off changes nothing.
+        lonely = sorted(n for n in old.keys() ^ new.keys() if old.get(n) or new.get(n))
+        if lonely:
             return f"{f'{path}.{lonely[0]}'.lstrip('.')} is known to one side only"
-        names = (name for name in old if name not in LABELS)
+        names = (name for name in old if name in new and name not in LABELS)
         parts = (_difference(old[name], new[name], f"{path}.{name}") for name in names)
         return next(filter(None, parts), "")
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
