@@ -17,12 +17,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from unseen_actions import NUM_ACTIONS, World, tabulate
 
-from lofo.environments import MiniGrid
 from lofo.experiments import Experiment, Pack, checkpoint, find, loop
 from lofo.experiments.experiment import configuration
 
-NUM_ACTIONS = 3
 WORDS = ("left", "right", "forward")
 
 
@@ -57,50 +56,38 @@ def named(settings: dict) -> Experiment:
     return replace(experiment, buffer=changed, seeds=tuple(settings["seeds"]))
 
 
-class Room:
-    """The world of phase 2 as tables over [codes, actions]."""
-
-    def __init__(self, world: MiniGrid) -> None:
-        task, codes = world.evaluation_task(2), jnp.arange(world.num_codes)
-        step = jax.vmap(jax.vmap(world.advance, (None, 0)), (0, None))
-        poses, at_t1, at_t2 = step(world.pose(codes), jnp.arange(NUM_ACTIONS))
-        self.world, self.observations = world, world.decode(codes)
-        self.successor = np.asarray(world.encode(poses))
-        self.reward = np.asarray(at_t1 * task.reward_t1 + at_t2 * task.reward_t2)
-        self.ends = np.asarray(at_t1 | at_t2)
-        self.starts = np.flatnonzero(np.asarray(task.start))
-
-    def follow(self, actions: np.ndarray) -> tuple[int, list[tuple[int, int]]]:
-        """From how many places a policy [codes] reaches a goal, and where it stays for ever."""
-        num_there, stays = 0, set()
-        for code in self.starts.tolist():
-            path = []
-            for _ in range(len(actions)):
-                path.append(code)
-                if self.ends[code, actions[code]]:
-                    num_there += 1
-                    break
-                code = int(self.successor[code, actions[code]])
-            else:
-                stays |= set(path[path.index(code) :])  # the loop alone, not the way to it
-        return num_there, [(code, int(actions[code])) for code in sorted(stays)]
+def follow(world: World, actions: np.ndarray) -> tuple[int, list[tuple[int, int]]]:
+    """From how many places a policy [codes] reaches a goal, and where it stays for ever."""
+    num_there, stays = 0, set()
+    for code in world.starts.tolist():
+        path = []
+        for _ in range(len(actions)):
+            path.append(code)
+            if world.ends[code, actions[code]]:
+                num_there += 1
+                break
+            code = int(world.successor[code, actions[code]])
+        else:
+            stays |= set(path[path.index(code) :])  # the loop alone, not the way to it
+    return num_there, [(code, int(actions[code])) for code in sorted(stays)]
 
 
 def describe(experiment: Experiment, seed: int, state, codes, actions) -> None:
-    room, agent = Room(experiment.environment), experiment.agent
-    counts = np.zeros(room.reward.shape, int)
+    room, agent = experiment.environment, experiment.agent
+    world, observations = tabulate(room, phase=2), room.decode(jnp.arange(room.num_codes))
+    counts = np.zeros(world.reward.shape, int)
     np.add.at(counts, (np.asarray(codes), np.asarray(actions)), 1)
     over_actions = jax.vmap(lambda o, a: agent.predict(state, o, a).reward, (None, 0))
     ask = jax.vmap(over_actions, (0, None))
-    predicted = np.asarray(ask(room.observations, jnp.arange(NUM_ACTIONS)))
-    error, unseen = np.abs(predicted - room.reward)[room.starts], counts[room.starts] == 0
-    values = np.asarray(agent.values(state, room.observations))
-    num_there, stays = room.follow(values.argmax(axis=1))
+    predicted = np.asarray(ask(observations, jnp.arange(NUM_ACTIONS)))
+    error, unseen = np.abs(predicted - world.reward)[world.starts], counts[world.starts] == 0
+    values = np.asarray(agent.values(state, observations))
+    num_there, stays = follow(world, values.argmax(axis=1))
     print(
         f"{experiment.id} limit {getattr(experiment.buffer.rule, 'limit', 'none')} seed {seed}: {unseen.sum()} actions "
         f"without a sample; reward wrong by at most {error[unseen].max(initial=0):.3f} there, "
-        f"{error[~unseen].max():.3f} elsewhere; highest value {values[room.starts].max():.2f}; "
-        f"reaches a goal from {num_there} of {len(room.starts)}"
+        f"{error[~unseen].max():.3f} elsewhere; highest value {values[world.starts].max():.2f}; "
+        f"reaches a goal from {num_there} of {len(world.starts)}"
     )
     for code, action in sorted(stays, key=lambda at: -values[at])[:3]:
         print(

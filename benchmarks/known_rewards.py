@@ -1,6 +1,6 @@
 """How many rewards a LoFo buffer of windows still knows on the Reacher worlds, by its limit.
 
-    python benchmarks/known_rewards.py                                       # 3 minutes on 2 cores
+    python benchmarks/known_rewards.py                                       # 2 minutes on 2 cores
     python benchmarks/known_rewards.py --world randomized_reacher --limits 1 2
 
 No agent learns here: episodes of random actions, then of a scripted pilot on its way to T1 with the

@@ -23,6 +23,7 @@ import numpy as np
 import optax
 from minigrid_locality import embed_all
 
+from lofo.environments import MiniGrid
 from lofo.environments.minigrid_pixels import draw_frames
 from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_AGENT, MINIGRID_ENCODER
 from lofo.networks import Chain, linear
@@ -35,7 +36,7 @@ PIECES = 8  # all pictures at once take memory
 
 
 class World(NamedTuple):
-    """MiniGridLoCA of phase 1 as tables over [codes, actions]."""
+    """MiniGridLoCA of one phase as tables over [codes, actions]."""
 
     successor: np.ndarray
     reward: np.ndarray
@@ -50,15 +51,15 @@ class World(NamedTuple):
         return actions
 
 
-def tabulate() -> World:
-    task = MINIGRID.evaluation_task(1)
-    over_actions = jax.vmap(MINIGRID.advance, in_axes=(None, 0))
-    poses = MINIGRID.pose(jnp.arange(MINIGRID.num_codes))
+def tabulate(room: MiniGrid = MINIGRID, phase: int = 1) -> World:
+    task = room.evaluation_task(phase)
+    over_actions = jax.vmap(room.advance, in_axes=(None, 0))
+    poses = room.pose(jnp.arange(room.num_codes))
     pose, at_t1, at_t2 = jax.vmap(over_actions, (0, None))(poses, jnp.arange(NUM_ACTIONS))
     t1, t2 = np.asarray(at_t1), np.asarray(at_t2)
     reward = t1 * float(task.reward_t1) + t2 * float(task.reward_t2)
     starts = np.flatnonzero(np.asarray(task.start))
-    return World(np.asarray(MINIGRID.encode(pose)), reward, t1 | t2, starts)
+    return World(np.asarray(room.encode(pose)), reward, t1 | t2, starts)
 
 
 def remember(world: World, num_steps: int, limit: int, rng: np.random.Generator) -> np.ndarray:

@@ -77,7 +77,7 @@ class Run:
     """Which seeds, like 0-9 or 0,2,5; the experiment's own if left out."""
     fraction: str = "1"
     """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
-    shrink alike."""
+    shrink alike, and evaluations come more often where ten would fill a phase."""
     keep_limit: bool = False
     """With --fraction: LoFo's limit does not shrink; a small one may forget whole actions."""
     preset: str | None = None

@@ -35,7 +35,7 @@ REACHER_LOCALITY = Contrastive(
 )
 REACHER_RADIUS, REACHER_LIMIT, RANDOMIZED_LIMIT = 0.05, 10, 2
 LOCALITY_STEPS = 100_000
-# Room for LoFo's state-buffers; a faithful run shows overflow 0. A world of many looks needs more.
+# Room for LoFo's state-buffers; a faithful run shows overflow 0. Many looks may need more.
 REACHER_STARTS, RANDOMIZED_STARTS = 50_000, 200_000
 # Products in half precision, as DreamerV2's own code has them: its update takes 3/4 of the time.
 DREAMER = Dreamer(WorldModel(compute_dtype="bfloat16"))
