@@ -13,7 +13,10 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from lofo.reports.runs import Key, Run
 
 # Okabe and Ito's colours, safe for colour-blind readers, and shades around them.
-LOCAL = ("#0072B2", "#56B4E9", "#1B2F6B", "#7A6FC7", "#88CCEE", "#332288")
+LOCAL = (
+    *("#0072B2", "#56B4E9", "#1B2F6B", "#7A6FC7", "#88CCEE", "#332288"),
+    *("#AA4499", "#C39BD3"),
+)
 BY_SIZE = {  # from light to dark; the third stands for a family of one
     "Fifo": ("#F5C77E", "#E69F00", "#D55E00", "#7F2704"),
     "Reservoir": ("#C5DF86", "#7FB800", "#009E73", "#00523B"),
