@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from lofo.environments import MountainCar
 from lofo.experiments import Experiment, Pack, find, fitting, loop, run
 from lofo.experiments.survey import Survey, survey
 from lofo.locality import Contrastive, Handcrafted
-from lofo.networks import linear
+from lofo.networks import CNN, Chain, Pixels, linear
 from lofo.types import LofoError
 
 
@@ -50,6 +51,38 @@ def test_what_lies_on_the_shelf_is_taken_and_only_the_rest_is_fitted(tmp_path: P
         np.testing.assert_array_equal(c, b)
         np.testing.assert_array_equal(d[[2, 0]], b)
         assert not np.array_equal(d[1], d[0])
+
+
+def test_pictures_are_fitted_seed_by_seed_and_kept_as_soon_as_one_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = find("reacher/dreamer/lofo")
+    encoder = Chain((Pixels(), CNN((2,), (32,), (32,)), linear(2)))
+    locality = replace(
+        experiment.buffer.locality,
+        **{"encoder": encoder, "size": 2, "num_negatives": 2, "batch_size": 8, "num_epochs": 1},
+    )
+    buffer = replace(experiment.buffer, locality=locality, locality_steps=16)
+    pack = Pack((replace(experiment, buffer=buffer, seeds=(0, 1)),))
+    put = fitting._put
+
+    def put_once(*words: Any) -> None:
+        if list(tmp_path.iterdir()):
+            raise KeyboardInterrupt
+        put(*words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "_put", put_once)
+        with pytest.raises(KeyboardInterrupt):
+            fit(pack, tmp_path)
+    (kept,) = tmp_path.iterdir()
+    assert kept.name.endswith("seed0.npz")
+    params, said = fit(pack, tmp_path)
+    assert said == ["fitting the locality of LoFo"]  # of one seed only
+    together, said = fit(pack, None)
+    assert [s.endswith(f"seed {k} ({k + 1} of 2)") for k, s in enumerate(said)] == [True, True]
+    for a, b in zip(params, together, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_other_settings_and_other_worlds_lie_apart() -> None:
@@ -132,7 +165,7 @@ def test_the_command_prints_and_keeps_what_it_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(localities, "survey", lambda experiment, shelf: surveyed)
+    monkeypatch.setattr(localities, "survey", lambda experiment, *_: surveyed)
     cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "one action apart" in printed and "after the run, at most" in printed
@@ -140,6 +173,15 @@ def test_the_command_prints_and_keeps_what_it_measured(
     (file,) = tmp_path.glob("*.json")
     record = json.loads(file.read_text())
     assert record["run"] == "mountaincar/dyna_q/lofo" and record["seeds"]["3"]["radii"]
+    monkeypatch.setattr(localities, "survey", lambda experiment, *_: {0: surveyed[3]})
+    cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
+    again = json.loads(file.read_text())
+    assert list(again["seeds"]) == ["0", "3"]  # what was measured before stays
+    assert again["seeds"]["3"] == record["seeds"]["3"]
+    file.write_text("[]")
+    with pytest.raises(SystemExit):
+        cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
+    assert "is no record of `lofo fit`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -35,15 +36,12 @@ class Fit:
             raise LofoError("name at least one run; `lofo list` shows them")
         for name in self.ids:
             experiment = replace(find(name), seeds=parse_seeds(self.seeds))
-            print(f"{name}: fitting what {self.out} does not hold", flush=True)
-            self._tell(experiment, survey(experiment, self.out))
+            self._tell(experiment, survey(experiment, self.out, partial(_say, name)))
 
     def _tell(self, experiment: Experiment, told: dict[int, Survey]) -> None:
         """Prints, and writes what was measured and a picture for each seed."""
         stem = self.out / experiment.id.replace("/", "-")
-        seeds = {seed: {"distances": s.distances, "radii": s.radii} for seed, s in told.items()}
-        record = {"run": experiment.id, **provenance(), "seeds": seeds}
-        stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        _record(stem.with_suffix(".json"), experiment.id, told)
         chart = experiment.environment.chart()
         radius = float(experiment.buffer.rule.radius)  # type: ignore[attr-defined]  # it is local
         print(f"{experiment.id}: {stem.with_suffix('.json')}")
@@ -52,6 +50,23 @@ class Fit:
             path = stem.with_name(f"{stem.name}-seed{seed}.png")
             print(f"  seed {seed}: {path}\n{_table(found)}", flush=True)  # should drawing fail
             reports.draw_locality(found.maps, chart.extent, chart.axes, radius, title, path)
+
+
+def _say(name: str, message: str) -> None:
+    print(f"{name}: {message}", flush=True)
+
+
+def _record(path: Path, name: str, told: dict[int, Survey]) -> None:
+    """Writes what was measured; seeds measured before stay."""
+    now = provenance()
+    seeds = {str(s): {"distances": f.distances, "radii": f.radii, **now} for s, f in told.items()}
+    if path.exists():
+        try:
+            seeds = json.loads(path.read_text())["seeds"] | seeds
+        except (ValueError, KeyError, TypeError) as error:
+            raise LofoError(f"{path} is no record of `lofo fit`: move it away") from error
+    record = {"run": name, "seeds": {s: seeds[s] for s in sorted(seeds, key=int)}}
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _table(found: Survey) -> str:

@@ -51,16 +51,31 @@ def _fit_or_take(
     found: dict[int, tuple[Tree, Metrics]] = {}
     if shelf is not None and buffer.locality_steps:
         found = {seed: own for seed in seeds if (own := _take(pack, buffer, seed, shelf))}
-    if missing := tuple(seed for seed in seeds if seed not in found):
+    missing = tuple(seed for seed in seeds if seed not in found)
+    for number, group in enumerate(groups := _groups(pack, missing)):
         if buffer.locality_steps:
-            announce(f"fitting the locality of {buffer.name}")
-        few = Pack((replace(pack.lead, seeds=missing),))
-        fitted = jax.tree.map(np.asarray, _fit(few, buffer))
-        for k, seed in enumerate(missing):
+            which = f", seed {group[0]} ({number + 1} of {len(groups)})" if len(groups) > 1 else ""
+            announce(f"fitting the locality of {buffer.name}{which}")
+        keys = Pack((replace(pack.lead, seeds=group),)).streams.locality
+        fitted = jax.tree.map(np.asarray, _fit(pack, buffer, keys))
+        for k, seed in enumerate(group):
             found[seed] = jax.tree.map(lambda leaf, k=k: leaf[k], fitted)
             if shelf is not None and buffer.locality_steps:
                 _put(pack, buffer, seed, shelf, *found[seed])
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(found[seed] for seed in seeds))
+
+
+def _groups(pack: Pack, seeds: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Seeds that are fitted in one go."""
+    if _fills_the_machine(pack):
+        return [(seed,) for seed in seeds]
+    return [seeds] if seeds else []
+
+
+def _fills_the_machine(pack: Pack) -> bool:
+    """Whether one fit has the machine to itself: where each pair is a picture of its own."""
+    environment = pack.lead.environment
+    return environment.codes() is None and len(environment.spec.observation_shape) > 1
 
 
 def _take(pack: Pack, buffer: Buffer, seed: int, shelf: Path) -> tuple[Tree, Metrics] | None:
@@ -98,14 +113,17 @@ def _recipe(pack: Pack, buffer: Buffer) -> dict[str, Any]:
 def outline_localities(pack: Pack) -> tuple[Tree, ...]:
     """What `fit_localities` would give, as zeros: for shapes only."""
     outlines = [
-        jax.eval_shape(lambda b=b: _fit(pack, b)[0]) if b.embedding_size else ()
+        jax.eval_shape(lambda b=b: _fit(pack, b, pack.streams.locality)[0])
+        if b.embedding_size
+        else ()
         for b in pack.buffers
     ]
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tuple(outlines))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _fit(pack: Pack, buffer: Buffer) -> tuple[Tree, Metrics]:
+def _fit(pack: Pack, buffer: Buffer, keys: Array) -> tuple[Tree, Metrics]:
+    """One locality for each key."""
     locality = buffer.locality
     assert locality is not None
 
@@ -119,10 +137,7 @@ def _fit(pack: Pack, buffer: Buffer) -> tuple[Tree, Metrics]:
         params, metrics = locality.fit(params, pairs, key_fit, see)
         return params, metrics | diagnose(locality, params, pairs, key_diagnose, see)
 
-    environment = pack.lead.environment
-    if environment.codes() is None and len(environment.spec.observation_shape) > 1:
-        return jax.lax.map(fit, pack.streams.locality)  # the pictures of one fill the machine
-    return jax.vmap(fit)(pack.streams.locality)
+    return jax.lax.map(fit, keys) if _fills_the_machine(pack) else jax.vmap(fit)(keys)
 
 
 def collect_pairs(pack: Pack, num_steps: int, key: Key) -> Pairs:

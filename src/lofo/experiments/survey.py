@@ -1,5 +1,6 @@
 """How a fitted locality divides its world: what is near, and how much a radius would remember."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +33,17 @@ class Survey(NamedTuple):
     maps: dict[str, np.ndarray]  # the chart: `colours` [H, W, looks, 3], `gap` [H, W, looks]
 
 
-def survey(experiment: Experiment, shelf: Path | None = None) -> dict[int, Survey]:
+def survey(
+    experiment: Experiment,
+    shelf: Path | None = None,
+    announce: Callable[[str], None] = lambda message: None,
+) -> dict[int, Survey]:
     """Fits the experiment's locality, or takes it from the shelf, and measures it, by seed."""
     buffer = experiment.buffer
     if not (buffer.embedding_size and buffer.locality_steps):
         raise LofoError(f"{experiment.id} learns no locality: try one with LoFo")
     pack = Pack((experiment,))
-    (params,), (metrics,) = fit_localities(pack, lambda message: None, shelf)
+    (params,), (metrics,) = fit_localities(pack, announce, shelf)
     told = {}
     for k, seed in enumerate(experiment.seeds):
         own = jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), params)
