@@ -76,6 +76,20 @@ def test_a_convolution_equals_patches_and_a_product(
     )
 
 
+def test_networks_side_by_side_may_look_at_the_same_pictures() -> None:
+    rng = np.random.default_rng(0)
+    shapes = (3, 12, 15, 3), (2, 5, 5, 3, 32), (2, 32)
+    given = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    ours, plain = (
+        jax.vmap(function, (None, 0, 0))(*given)
+        for function in (
+            lambda *x: patchless.convolve(*x, 3, "relu", INTERPRETED),
+            lambda *x: convolutions.convolve(*x, 3, "relu"),
+        )
+    )
+    np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-5 * np.abs(plain).max())
+
+
 def test_a_transposed_convolution_equals_the_plain_one() -> None:
     """Alone, with an activation of its own, as where others follow that the kernels do not know."""
     assert_same(

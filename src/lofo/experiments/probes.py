@@ -37,7 +37,7 @@ def probe_model(
     reward_error = jnp.abs(predicted.reward - environment.pay(task, at_t1, at_t2))
     in_zone = jax.vmap(environment.in_t1_zone)(states)[:, None] & jnp.ones_like(at_t1)
     ended = at_t1 | at_t2
-    return {
+    told = {
         "predicted_t1": _mean(predicted.reward, at_t1),
         "predicted_t2": _mean(predicted.reward, at_t2),
         "termination_t1": _mean(predicted.termination, at_t1),
@@ -47,6 +47,10 @@ def probe_model(
         "reward_error_outside": _mean(reward_error, ~in_zone),
         "model_error_outside": jnp.sqrt(_mean(squares, ~in_zone & ~ended)),
     }
+    if hasattr(agent, "values"):  # after a change, the old values must fade first
+        values = jax.vmap(agent.values, (None, 0))(state, observations)
+        told["largest_value"] = jnp.max(values)
+    return told
 
 
 def _probe_rewards(

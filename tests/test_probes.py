@@ -1,0 +1,85 @@
+"""What a probe says of models whose errors are known, in the true room."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lofo.agents.dyna_q import Prediction
+from lofo.environments import MiniGrid
+from lofo.experiments.probes import probe_model
+
+ROOM = MiniGrid()
+STATES = ROOM.probe_states()
+SEEN = ROOM.decode(ROOM.encode(STATES))
+KEY = jax.random.key(0)
+
+
+class Lies(NamedTuple):
+    """How far a model is from the truth, everywhere alike."""
+
+    reward: float = 0.0
+    termination: float = 0.0
+    successor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Storyteller:
+    """An agent whose model is the room itself, but for its lies."""
+
+    phase: int
+
+    def scale(self, observation: Any) -> Any:
+        return observation
+
+    def predict(self, lies: Lies, observation: Any, action: Any) -> Prediction:
+        which = jnp.argmin(jnp.sum((SEEN - observation) ** 2, axis=-1))
+        state = jax.tree.map(lambda x: x[which], STATES)
+        successor, at_t1, at_t2 = ROOM.advance(state, action)
+        return Prediction(
+            successor=ROOM.decode(ROOM.encode(successor)) + lies.successor,
+            reward=ROOM.pay(ROOM.train_task(self.phase), at_t1, at_t2) + lies.reward,
+            termination=(at_t1 | at_t2) + lies.termination,
+        )
+
+
+class Valuer(Storyteller):
+    def values(self, lies: Lies, observation: Any) -> Any:
+        """7 for one action of the last state alone, less than 0 for all else."""
+        is_last = jnp.all(observation == SEEN[-1])
+        return jnp.stack([-9.0, jnp.where(is_last, 7.0, -1.0), -2.0])
+
+
+TRUTH = Lies()
+
+
+def ask(agent: Storyteller, lies: Lies = TRUTH) -> dict[str, float]:
+    task = ROOM.train_task(agent.phase)
+    told = jax.jit(lambda: probe_model(ROOM, agent, lies, task, KEY))()  # type: ignore[arg-type]
+    return {name: float(value) for name, value in told.items()}
+
+
+@pytest.mark.parametrize(("phase", "t1"), [(1, 4.0), (2, 1.0)])
+def test_the_truth_is_free_of_errors(phase, t1):
+    told = ask(Storyteller(phase))
+    assert told.pop("predicted_t1") == t1 and told.pop("predicted_t2") == 2
+    assert told.pop("termination_t1") == told.pop("termination_t2") == 1
+    assert all(value == 0 for value in told.values()) and len(told) == 4
+
+
+def test_each_lie_is_told_by_its_own_metric():
+    told = ask(Storyteller(2), Lies(reward=-0.5, termination=0.25, successor=0.1))
+    assert told["predicted_t1"] == 0.5 and told["predicted_t2"] == 1.5
+    assert told["termination_t1"] == told["termination_t2"] == 1.25
+    assert told["false_termination"] == 0.25
+    assert told["reward_error_inside"] == told["reward_error_outside"] == 0.5
+    num_numbers = ROOM.spec.observation_shape[0]
+    np.testing.assert_allclose(told["model_error_outside"], 0.1 * num_numbers**0.5, rtol=1e-4)
+
+
+def test_the_largest_value_is_that_of_any_action_at_any_state():
+    assert "largest_value" not in ask(Storyteller(1))
+    assert ask(Valuer(1))["largest_value"] == pytest.approx(7)
