@@ -19,11 +19,13 @@ KEY = jax.random.key(0)
 
 
 class Lies(NamedTuple):
-    """How far a model is from the truth, everywhere alike."""
+    """How far a model is from the truth, and where."""
 
     reward: float = 0.0
     termination: float = 0.0
     successor: float = 0.0
+    in_zone: bool = True  # from states of the T1-zone
+    outside: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,11 @@ class Storyteller:
         which = jnp.argmin(jnp.sum((SEEN - observation) ** 2, axis=-1))
         state = jax.tree.map(lambda x: x[which], STATES)
         successor, at_t1, at_t2 = ROOM.advance(state, action)
+        lying = jnp.where(ROOM.in_t1_zone(state), lies.in_zone, lies.outside)
         return Prediction(
-            successor=ROOM.decode(ROOM.encode(successor)) + lies.successor,
-            reward=ROOM.pay(ROOM.train_task(self.phase), at_t1, at_t2) + lies.reward,
-            termination=(at_t1 | at_t2) + lies.termination,
+            successor=ROOM.decode(ROOM.encode(successor)) + lying * lies.successor,
+            reward=ROOM.pay(ROOM.train_task(self.phase), at_t1, at_t2) + lying * lies.reward,
+            termination=(at_t1 | at_t2) + lying * lies.termination,
         )
 
 
@@ -58,7 +61,7 @@ TRUTH = Lies()
 
 def ask(agent: Storyteller, lies: Lies = TRUTH) -> dict[str, float]:
     task = ROOM.train_task(agent.phase)
-    told = jax.jit(lambda: probe_model(ROOM, agent, lies, task, KEY))()  # type: ignore[arg-type]
+    told = jax.jit(lambda: probe_model(ROOM, agent, lies, task, KEY))()
     return {name: float(value) for name, value in told.items()}
 
 
@@ -78,6 +81,19 @@ def test_each_lie_is_told_by_its_own_metric():
     assert told["reward_error_inside"] == told["reward_error_outside"] == 0.5
     num_numbers = ROOM.spec.observation_shape[0]
     np.testing.assert_allclose(told["model_error_outside"], 0.1 * num_numbers**0.5, rtol=1e-4)
+
+
+def test_lies_are_told_where_they_are():
+    lies = Lies(reward=-0.5, termination=0.25, successor=0.1)
+    inside = ask(Storyteller(2), lies._replace(outside=False))
+    outside = ask(Storyteller(2), lies._replace(in_zone=False))
+    assert inside["predicted_t1"] == 0.5 and outside["predicted_t1"] == 1  # T1 is in its zone
+    assert inside["predicted_t2"] == 2 and outside["predicted_t2"] == 1.5
+    assert inside["termination_t1"] == outside["termination_t2"] == 1.25
+    assert outside["termination_t1"] == inside["termination_t2"] == 1
+    assert inside["reward_error_inside"] == outside["reward_error_outside"] == 0.5
+    assert outside["reward_error_inside"] == inside["reward_error_outside"] == 0
+    assert inside["model_error_outside"] == 0 < outside["model_error_outside"]
 
 
 def test_the_largest_value_is_that_of_any_action_at_any_state():

@@ -64,25 +64,27 @@ def test_pictures_are_fitted_seed_by_seed_and_kept_as_soon_as_one_is_fitted(
     )
     buffer = replace(experiment.buffer, locality=locality, locality_steps=16)
     pack = Pack((replace(experiment, buffer=buffer, seeds=(0, 1)),))
-    put = fitting._put
+    fit_one, asked = fitting._fit, []
 
-    def put_once(*words: Any) -> None:
-        if list(tmp_path.iterdir()):
+    def interrupted(*words: Any) -> Any:
+        asked.append(words)
+        if len(asked) == 2:
             raise KeyboardInterrupt
-        put(*words)
+        return fit_one(*words)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_put", put_once)
+        patch.setattr(fitting, "_fit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(pack, tmp_path)
     (kept,) = tmp_path.iterdir()
     assert kept.name.endswith("seed0.npz")
     params, said = fit(pack, tmp_path)
-    assert said == ["fitting the locality of LoFo"]  # of one seed only
+    assert said == ["fitting the locality of LoFo, seed 1"]
     together, said = fit(pack, None)
     assert [s.endswith(f"seed {k} ({k + 1} of 2)") for k, s in enumerate(said)] == [True, True]
     for a, b in zip(params, together, strict=True):
         np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(params[0][0], params[0][1])
 
 
 def test_other_settings_and_other_worlds_lie_apart() -> None:
@@ -165,9 +167,14 @@ def test_the_command_prints_and_keeps_what_it_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(localities, "survey", lambda experiment, *_: surveyed)
+    def fake(experiment: Experiment, shelf: Path, announce: Any) -> dict[int, Survey]:
+        announce("at work")
+        return surveyed
+
+    monkeypatch.setattr(localities, "survey", fake)
     cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
+    assert printed.startswith("mountaincar/dyna_q/lofo: at work\n")
     assert "one action apart" in printed and "after the run, at most" in printed
     assert len(list(tmp_path.glob("*.png"))) == 1
     (file,) = tmp_path.glob("*.json")

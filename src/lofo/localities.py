@@ -4,12 +4,13 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from lofo import reports
-from lofo.experiments import Experiment, find
+from lofo.experiments import Experiment, Pack, find
+from lofo.experiments.fitting import shelf_name
 from lofo.experiments.provenance import provenance
 from lofo.experiments.survey import Survey, survey
 from lofo.options import parse_seeds
@@ -36,12 +37,16 @@ class Fit:
             raise LofoError("name at least one run; `lofo list` shows them")
         for name in self.ids:
             experiment = replace(find(name), seeds=parse_seeds(self.seeds))
+            _recorded(self._stem(experiment).with_suffix(".json"))  # refused before the long work
             self._tell(experiment, survey(experiment, self.out, partial(_say, name)))
+
+    def _stem(self, experiment: Experiment) -> Path:
+        return self.out / experiment.id.replace("/", "-")
 
     def _tell(self, experiment: Experiment, told: dict[int, Survey]) -> None:
         """Prints, and writes what was measured and a picture for each seed."""
-        stem = self.out / experiment.id.replace("/", "-")
-        _record(stem.with_suffix(".json"), experiment.id, told)
+        stem = self._stem(experiment)
+        _record(stem.with_suffix(".json"), experiment, told)
         chart = experiment.environment.chart()
         radius = float(experiment.buffer.rule.radius)  # type: ignore[attr-defined]  # it is local
         print(f"{experiment.id}: {stem.with_suffix('.json')}")
@@ -56,17 +61,27 @@ def _say(name: str, message: str) -> None:
     print(f"{name}: {message}", flush=True)
 
 
-def _record(path: Path, name: str, told: dict[int, Survey]) -> None:
-    """Writes what was measured; seeds measured before stay."""
-    now = provenance()
-    seeds = {str(s): {"distances": f.distances, "radii": f.radii, **now} for s, f in told.items()}
-    if path.exists():
-        try:
-            seeds = json.loads(path.read_text())["seeds"] | seeds
-        except (ValueError, KeyError, TypeError) as error:
-            raise LofoError(f"{path} is no record of `lofo fit`: move it away") from error
-    record = {"run": name, "seeds": {s: seeds[s] for s in sorted(seeds, key=int)}}
-    path.write_text(json.dumps(record, indent=1) + "\n")
+def _record(path: Path, experiment: Experiment, told: dict[int, Survey]) -> None:
+    """Writes what was measured; seeds measured before stay, each beside the file it speaks of."""
+    seeds = _recorded(path)
+    for seed, found in told.items():
+        file = shelf_name(Pack((experiment,)), experiment.buffer, seed)
+        measured = {"distances": found.distances, "radii": found.radii}
+        seeds[seed] = {"locality": file, **measured, **provenance()}
+    record = {"run": experiment.id, "seeds": {str(s): seeds[s] for s in sorted(seeds)}}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=1) + "\n")
+    part.replace(path)  # killed on the way, the old one stays
+
+
+def _recorded(path: Path) -> dict[int, Any]:
+    """What a record holds, by seed."""
+    if not path.exists():
+        return {}
+    try:
+        return {int(s): measured for s, measured in json.loads(path.read_text())["seeds"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LofoError(f"{path} is no record of `lofo fit`: move it away") from error
 
 
 def _table(found: Survey) -> str:

@@ -54,8 +54,9 @@ def _fit_or_take(
     missing = tuple(seed for seed in seeds if seed not in found)
     for number, group in enumerate(groups := _groups(pack, missing)):
         if buffer.locality_steps:
-            which = f", seed {group[0]} ({number + 1} of {len(groups)})" if len(groups) > 1 else ""
-            announce(f"fitting the locality of {buffer.name}{which}")
+            part = f" ({number + 1} of {len(groups)})" if len(groups) > 1 else ""
+            named = f"seed {group[0]}" if len(group) == 1 else f"{len(group)} seeds"
+            announce(f"fitting the locality of {buffer.name}, {named}{part}")
         keys = Pack((replace(pack.lead, seeds=group),)).streams.locality
         fitted = jax.tree.map(np.asarray, _fit(pack, buffer, keys))
         for k, seed in enumerate(group):

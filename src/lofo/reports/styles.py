@@ -1,7 +1,8 @@
 """How runs look, the same in every figure: a family of colours for each rule of forgetting.
 
-Local forgetting is blue, FIFO runs from yellow to brown, reservoirs are green; within FIFO and
-reservoir a larger buffer is darker. A buffer of one name looks the same in every world and length.
+Local forgetting is blue, then violet, FIFO runs from yellow to brown, reservoirs are green; within
+FIFO and reservoir a larger buffer is darker. A buffer of one name looks the same in every world and
+length.
 """
 
 from collections.abc import Sequence
