@@ -18,7 +18,8 @@ KEY = jax.random.key(0)
 
 def recurrence(deterministic: int, hidden: int, latent: int) -> RSSM:
     sizes = {"deterministic_size": deterministic, "hidden_size": hidden}
-    return RSSM(Gaussian(latent, min_std=0.1), activation="relu", layer_norm=False, **sizes)
+    choices = {"activation": "relu", "layer_norm": False, "own_kernels": True}
+    return RSSM(Gaussian(latent, min_std=0.1), **sizes, **choices)
 
 
 def draw(model: RSSM, action_size: int):

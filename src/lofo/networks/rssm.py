@@ -55,6 +55,7 @@ class RSSM:
     activation: Activation = "elu"
     layer_norm: bool = True  # in the GRU
     initialisation: Initialisation = "glorot"
+    own_kernels: bool = False  # imagine windows by `Rollout` where it can; not yet tried on a GPU
 
     @property
     def feature_size(self) -> int:
@@ -191,8 +192,8 @@ class RSSM:
         return states._replace(stochastic=states.stochastic[..., : self.latent.size])
 
     def _rollout(self, layers: Layers, batch_shape: list[int]) -> Rollout | None:
-        """The kernels that imagine steps, where there are such for this recurrence."""
-        is_plain = self.activation == "relu" and not self.layer_norm
+        """The kernels that imagine steps, where they are asked for and can."""
+        is_plain = self.own_kernels and self.activation == "relu" and not self.layer_norm
         if not (is_plain and isinstance(self.latent, Gaussian) and len(batch_shape) == 1):
             return None
         if layers["gates"]["weight"].dtype != jnp.bfloat16 or not is_supported():
