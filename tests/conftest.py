@@ -1,13 +1,17 @@
-"""What several files share: a tiny pack of runs."""
+"""What several files share: a tiny pack of runs, and an agent that only counts."""
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lofo.agents import DynaQ
+from lofo.agents.base import Appetite
 from lofo.buffers import Fifo, Local
 from lofo.environments import MiniGrid
 from lofo.experiments import Buffer, Experiment, Pack, Phase, Schedule, loop, run
@@ -52,6 +56,46 @@ def tiny_pack() -> Pack:
             for name, buffer in buffers.items()
         )
     )
+
+
+@dataclass(frozen=True)
+class Walker:
+    """An agent that only counts: updates in its state, steps of the episode in its memory."""
+
+    bad_update: int = 0  # from this update on its loss is not a number; 0: it always is
+    traits: ClassVar = ("bad_update",)
+
+    @property
+    def appetite(self) -> Appetite:
+        return Appetite(1, 4)
+
+    def init(self, key: Any) -> Any:
+        return jnp.zeros((), jnp.int32)
+
+    def begin(self) -> Any:
+        return jnp.zeros((), jnp.int32)
+
+    def act(self, state: Any, memory: Any, observation: Any, key: Any, *, explore: bool) -> Any:
+        return (memory % 3 if not explore else jax.random.randint(key, (), 0, 3)), memory + 1
+
+    def update(self, state: Any, batches: Any, key: Any) -> Any:
+        is_bad = (self.bad_update > 0) & (state + 1 >= self.bad_update)
+        return state + 1, {"loss": jnp.where(is_bad, jnp.nan, 1.0)}
+
+
+def walk(**changes: Any) -> Experiment:
+    """A run of the counting agent, two steps to an update."""
+    plain = Experiment(
+        id="walk/fifo",
+        figure="none",
+        environment=MiniGrid(size=4, time_limit=7),
+        agent=Walker(),
+        buffer=Buffer("FIFO", Fifo(), 64),
+        phases=(Phase(1, 100, 1.0, 1.0), Phase(2, 60, 1.0, 1.0)),
+        schedule=Schedule(warmup=0, evaluate_every=50, episodes=2, steps_per_update=2),
+        seeds=(0, 1),
+    )
+    return replace(plain, **changes)
 
 
 class Finished(NamedTuple):

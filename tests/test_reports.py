@@ -11,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from lofo import cli
-from lofo.records import Recorder, Row, read, read_arrays, thin, write_arrays
+from lofo.records import NOT_FINITE, Recorder, Row, read, read_arrays, thin, write_arrays
 from lofo.reports import (
     adaptation_table,
     as_json,
@@ -266,6 +266,24 @@ def test_seeds_whose_values_diverge_are_counted(tmp_path: Path) -> None:
     assert "diverged: seeds whose value loss" in verdict_table([first, second])
     early = second._replace(near_optimal=None, evaluations=(3, 5))
     assert verdict(early) == "incomplete: 3 of 5 evaluations, 1 of 4 diverged"
+
+
+def test_seeds_that_are_not_finite_are_counted_from_then_on(tmp_path: Path) -> None:
+    rows = rows_of("x", 1, PHASE_1), rows_of("x", 2, PHASE_2)
+    late = [row for row in rows[1] if (row.seed, row.step) != (9, 1000)]
+    high = [Row("x", 8, 2, 600, "value_loss", 17.0), Row("x", 7, 2, 600, "value_loss", 17.0)]
+    marks = [Row("x", 8, 1, 437, NOT_FINITE, "loss"), Row("x", 9, 2, 1000, NOT_FINITE, "return")]
+    folder = write(tmp_path, header(settings("x")), rows[0], late, high, marks)
+    first, second = summarise([folder])
+    assert verdict(first) == "near-optimal, 1 of 4 diverged" and first.mean == 3.5
+    assert second.num_diverged == 3  # one of them twice over
+    assert verdict(second) == "incomplete: 4 of 5 evaluations, 3 of 4 diverged"
+    assert "numbers were not finite" in " ".join(verdict_table([first]).split())
+    assert "diverged" not in verdict_table(summarise([write(tmp_path / "y", *plain_run())]))
+
+
+def plain_run() -> tuple[Any, ...]:
+    return header(settings("y")), rows_of("y", 1, PHASE_1), rows_of("y", 2, PHASE_2)
 
 
 def test_seeds_whose_buffer_overflows_are_counted(tmp_path: Path) -> None:
@@ -748,12 +766,13 @@ def test_a_thinned_record_tells_the_same_returns(tmp_path: Path) -> None:
     others = [Row("a", 7, 2, 500 + 100 * k, "stored", float(k)) for k in range(1, 6)]
     maps = write_arrays(write(tmp_path / "whole"), "map", {"coverage": np.arange(4)})
     before = [Row("a", 7, 0, 0, "locality/loss", 1.0)]
+    mark = Row("a", 7, 2, 550, NOT_FINITE, "loss")  # no evaluation, and no array file
     whole = write(
         tmp_path / "whole",
         header(settings("a")),
         before + rows_of("a", 1, PHASE_1),
         header(settings("a"), step=500),
-        rows_of("a", 2, PHASE_2) + others + [Row("a", -1, 2, 1000, "maps", maps)],
+        [mark, *rows_of("a", 2, PHASE_2), *others, Row("a", -1, 2, 1000, "maps", maps)],
     )
     num_rows = thin(whole, tmp_path / "thin", 3)
     headers, rows = read(tmp_path / "thin")
@@ -763,7 +782,7 @@ def test_a_thinned_record_tells_the_same_returns(tmp_path: Path) -> None:
         r for r in read(whole)[1] if r.metric == "return"
     ]
     assert [r.step for r in rows if r.metric == "stored"] == [600, 900, 1000]  # two are judged by
-    assert before[0] in rows
+    assert before[0] in rows and mark in rows
     np.testing.assert_array_equal(read_arrays(tmp_path / "thin", maps)["coverage"], np.arange(4))
     first, second = (summarise([folder]) for folder in (whole, tmp_path / "thin"))
     assert [s.per_seed for s in first] == [s.per_seed for s in second]

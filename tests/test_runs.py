@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from conftest import Finished, program_counts, tiny_pack, values
+from conftest import Finished, program_counts, tiny_pack, values, walk
 from lofo.agents import Dreamer, DynaQ, PlaNet
-from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
 from lofo.environments import MiniGrid, Task
@@ -47,44 +46,6 @@ from lofo.records import read
 from lofo.types import LofoError, Transition
 
 T1_ROW, T2_ROW, PLAIN_ROW = (4.0, True), (2.0, True), (0.0, False)  # (reward, terminated)
-
-
-@dataclass(frozen=True)
-class Walker:
-    """An agent that only counts: updates in its state, steps of the episode in its memory."""
-
-    bad_update: int = 0  # the update whose loss is not a number; 0: none
-
-    @property
-    def appetite(self) -> Appetite:
-        return Appetite(1, 4)
-
-    def init(self, key: Any) -> Any:
-        return jnp.zeros((), jnp.int32)
-
-    def begin(self) -> Any:
-        return jnp.zeros((), jnp.int32)
-
-    def act(self, state: Any, memory: Any, observation: Any, key: Any, *, explore: bool) -> Any:
-        return (memory % 3 if not explore else jax.random.randint(key, (), 0, 3)), memory + 1
-
-    def update(self, state: Any, batches: Any, key: Any) -> Any:
-        return state + 1, {"loss": jnp.where(state + 1 == self.bad_update, jnp.nan, 1.0)}
-
-
-def walk(**changes: Any) -> Experiment:
-    """A run of the counting agent, two steps to an update."""
-    plain = Experiment(
-        id="walk/fifo",
-        figure="none",
-        environment=MiniGrid(size=4, time_limit=7),
-        agent=Walker(),
-        buffer=Buffer("FIFO", Fifo(), 64),
-        phases=(Phase(1, 100, 1.0, 1.0), Phase(2, 60, 1.0, 1.0)),
-        schedule=Schedule(warmup=0, evaluate_every=50, episodes=2, steps_per_update=2),
-        seeds=(0, 1),
-    )
-    return replace(plain, **changes)
 
 
 def begun(pack: Pack) -> Runs:
@@ -373,19 +334,6 @@ def test_memories_live_as_long_as_an_episode() -> None:
     assert (runs.replays[0].index.clock == 40).all()
     runs = loop.switch(pack, runs, pack.lead.environment.train_task(2), jnp.int32(40))
     assert (runs.memories == 0).all()
-
-
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    pack = Pack((walk(agent=Walker(bad_update=31)),))
-    with pytest.raises(LofoError, match=r"loss is not finite at step 62 of walk/fifo, seed 0"):
-        run(pack, tmp_path, checkpoint_seconds=0)
-    found = values(tmp_path)
-    assert found["walk/fifo", 1, 50, "loss"] == 1.0
-    assert {step for _, _, step, _ in found} == {50}
-    rows = (tmp_path / "rows.jsonl").read_bytes()
-    with pytest.raises(LofoError, match="at step 62"):
-        run(pack, tmp_path, checkpoint_seconds=0)
-    assert (tmp_path / "rows.jsonl").read_bytes().startswith(rows)
 
 
 def test_an_agent_may_have_nothing_to_report(finished: Finished) -> None:

@@ -12,10 +12,15 @@ from lofo.experiments import Event
 
 @contextmanager
 def watching() -> Iterator[Callable[[Event], None]]:
-    """A watcher for a run: a bar on a terminal, silence elsewhere."""
+    """A watcher for a run: a bar on a terminal, only warnings elsewhere."""
     console = Console(file=sys.stderr)
+
+    def warn(event: Event) -> None:
+        if event.is_warning:
+            console.out(f"lofo: note: {event.message}", highlight=False)  # stays above the bar
+
     if not console.is_terminal:
-        yield lambda event: None
+        yield warn
         return
     columns = (
         TextColumn("{task.description}"),
@@ -30,6 +35,7 @@ def watching() -> Iterator[Callable[[Event], None]]:
 
         def show(event: Event) -> None:
             nonlocal score
+            warn(event)
             score = score if event.score is None else event.score
             words = [f"step {event.step:,}"] if event.step else []
             words += [f"{event.rate:,.0f} steps/s"] if event.rate else []

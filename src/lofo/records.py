@@ -17,6 +17,7 @@ from lofo.types import LofoError
 
 ROWS = "rows.jsonl"
 WHOLE = ("return", "value_loss")  # what a summary reads at every evaluation
+NOT_FINITE = "not_finite"  # marks a run, once: the value is the metric that was not finite
 
 
 class Row(NamedTuple):
@@ -27,7 +28,7 @@ class Row(NamedTuple):
     phase: int  # 0: before the first
     step: int  # environment steps since the run began
     metric: str
-    value: float | str  # a string is the name of an array file
+    value: float | str  # a string is the name of an array file, or what is not finite
 
 
 class Recorder:
@@ -90,7 +91,7 @@ def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = WHOLE)
     """Copies a record with fewer rows: `whole` metrics entirely, others at some evaluations.
 
     Kept of each phase are every so many evaluations, counted from its first, and those at the end
-    that a summary judges by, so that it says the same of the copy.
+    that a summary judges by, so that it says the same of the copy; and what was not finite.
     """
     if every < 1:
         raise LofoError(f"keep every 1st, 2nd, … evaluation, got {every}")
@@ -100,7 +101,8 @@ def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = WHOLE)
         raise LofoError(f"{target} holds rows already: choose another folder")
     kept: set[tuple[int, int]] = set()
     for phase in {row.phase for row in rows}:
-        steps = sorted({row.step for row in rows if row.phase == phase})
+        evaluated = (row for row in rows if row.phase == phase and row.metric != NOT_FINITE)
+        steps = sorted({row.step for row in evaluated})
         kept |= {(phase, step) for step in (*steps[::every], *steps[-judged:])}
     target.mkdir(parents=True, exist_ok=True)
     num_rows = 0
@@ -112,10 +114,10 @@ def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = WHOLE)
                 already = data["header"].get("thinned", 1)
                 header = data["header"] | {"thinned": every * already}
                 file.write(json.dumps({"header": header}) + "\n")
-            elif (data["phase"], data["step"]) in kept or data["metric"] in whole:
+            elif (data["phase"], data["step"]) in kept or data["metric"] in (NOT_FINITE, *whole):
                 file.write(line)
                 num_rows += 1
-                if isinstance(data["value"], str):
+                if isinstance(data["value"], str) and data["metric"] != NOT_FINITE:
                     name = data["value"]
                     write_arrays(target, Path(name).stem, read_arrays(source, name))
     os.replace(part, target / ROWS)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.experiments import checkpoint, fitting, loop
+from lofo.experiments import checkpoint, finite, fitting, loop
 from lofo.experiments.experiment import configuration
 from lofo.experiments.film import is_filmed, write_films
-from lofo.experiments.pack import NEVER, Pack, Runs, Tally
+from lofo.experiments.pack import Pack, Runs
 from lofo.experiments.provenance import provenance
 from lofo.experiments.timeline import Block, evaluation_tasks, plan
 from lofo.records import ROWS, Recorder, Row, read, write_arrays
@@ -41,6 +41,7 @@ class Event(NamedTuple):
     phase: int = 0
     score: float | None = None  # the last evaluation's return, mean over runs
     rate: float | None = None  # environment steps a second, of each run
+    is_warning: bool = False  # to be read even by one who looks later
 
 
 def silent(event: Event) -> None:
@@ -77,6 +78,7 @@ class _Execution:
     checkpoint_seconds: float
     localities: Path | None
     watch: Callable[[Event], None]
+    marked: finite.Marked = field(default_factory=set)  # runs that are no longer finite
 
     def go(self) -> None:
         blocks = list(plan(self.pack))
@@ -137,10 +139,11 @@ class _Execution:
             )
 
     def _work(self, blocks: list[Block], done: int, runs: Runs, recorder: Recorder) -> None:
+        self.marked = finite.read_marked(self.folder)
         saved_at = time.monotonic()
         for number, block in enumerate(blocks[done:], start=done + 1):
             began = time.monotonic()
-            runs, sums = self._train(runs, block)
+            runs, sums = self._train(runs, block, recorder)
             scores = self._record(runs, sums, block, recorder, began)
             if block.closes:
                 self._draw(runs, block, recorder)
@@ -155,7 +158,7 @@ class _Execution:
                 self._save(runs, recorder, number)
                 saved_at = time.monotonic()
 
-    def _train(self, runs: Runs, block: Block) -> tuple[Runs, Metrics]:
+    def _train(self, runs: Runs, block: Block, recorder: Recorder) -> tuple[Runs, Metrics]:
         """Runs the block and sums up what its updates reported."""
         pack = self.pack
         task = pack.lead.environment.train_task(block.phase)
@@ -169,13 +172,24 @@ class _Execution:
                 pack, runs, task, jnp.int32(step), jnp.int32(num_cycles), is_warmup
             )
             tally = jax.tree.map(np.asarray, tally)
-            _refuse_nan(pack, tally)
+            self._mark(tally.first_bad, block, recorder)
             num_steps = num_cycles * pack.lead.schedule.steps_per_update
             step += num_steps
             rate = num_steps / (time.monotonic() - began)
             self.watch(Event("running", step, pack.num_steps, block.phase, None, rate))
             sums += [tally.sums] if tally.sums else []
-        return runs, jax.tree.map(lambda *x: np.sum(x, axis=0), *sums) if sums else {}
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is marked
+            return runs, jax.tree.map(lambda *x: np.sum(x, axis=0), *sums) if sums else {}
+
+    def _mark(self, bad: Metrics, block: Block, recorder: Recorder) -> None:
+        """Marks runs that are no longer finite; the others go on, unless there are none."""
+        rows = finite.mark(self.pack, bad, block.phase, self.marked)
+        recorder.write(rows)
+        self.marked |= {(row.run, row.seed) for row in rows}
+        finite.refuse_if_all(self.pack, rows, self.marked)
+        for row in rows:
+            words = f"{finite.complaint(row)}: the other runs go on"
+            self.watch(Event(words, row.step, self.pack.num_steps, row.phase, is_warning=True))
 
     def _chunks(self, block: Block) -> Iterator[tuple[int, bool]]:
         """Cycles of one call each, fixed by the block alone: sums must not depend on the clock."""
@@ -198,6 +212,7 @@ class _Execution:
             pack, runs, evaluation_tasks(pack, block.phase), jnp.int32(block.last_step)
         )
         metrics = jax.tree.map(np.asarray, metrics)
+        self._mark(finite.first_bad(metrics, block.last_step), block, recorder)
         for k, experiment in enumerate(pack.experiments):
             part = pack.part(metrics, k)
             recorder.write(
@@ -208,7 +223,8 @@ class _Execution:
             pack.lead.id, ALL_SEEDS, block.phase, block.last_step, f"{TIMING}seconds", seconds
         )
         recorder.write([timing])
-        return float(metrics["return"].mean())
+        returns = metrics["return"]
+        return float(returns[np.isfinite(returns)].mean())
 
     def _draw(self, runs: Runs, block: Block, recorder: Recorder) -> None:
         task = self.pack.lead.environment.train_task(block.phase)
@@ -241,22 +257,6 @@ class _Execution:
         return {"from_step": step, **provenance(), "experiments": experiments}
 
 
-def _refuse_nan(pack: Pack, tally: Tally) -> None:
-    ids = [(e.id, seed) for e in pack.experiments for seed in e.seeds]
-    bad = [
-        (int(step), name, run)
-        for name, steps in tally.first_bad.items()
-        for step, run in zip(steps, ids, strict=True)
-        if step != NEVER
-    ]
-    if bad:
-        step, name, (run_id, seed) = min(bad)
-        raise LofoError(
-            f"{name} is not finite at step {step} of {run_id}, seed {seed}: lower the "
-            "learning rate or look at the inputs; the rows before it are kept"
-        )
-
-
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Keeps a second process out of the folder; the system drops the lock with the process."""
@@ -273,10 +273,12 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _rows(run: str, seeds: tuple[int, ...], phase: int, step: int, metrics: Metrics) -> list[Row]:
+    """A row for each number; what is not finite is none."""
     return [
         Row(run, seed, phase, step, name, float(value))
         for name, values in sorted(metrics.items())
         for seed, value in zip(seeds, values, strict=True)
+        if np.isfinite(value)
     ]
 
 

@@ -165,15 +165,19 @@ def _plot_rewards(title: str, truth: list[Cell], cells: list[Cell], marks: Landm
     scale = Scale(Normalize(0.0, high), colours)
     grid = _grid(f"Reward, true and predicted · {title}", marks, cells, first)
     for cell in [*first, *cells]:
-        values = cell.map.values
-        least, most = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
-        places = zip(("T1", "T2"), marks, strict=True)
-        at = [f"{n} {values[where].mean():.2f}" for n, where in places if where is not None]
-        notes = [f"from {least:.2f} to {most:.2f}", *([", ".join(at)] if at else [])]
-        _fill(grid, cell, values, scale, notes)
+        _fill(grid, cell, cell.map.values, scale, _reward_notes(cell.map.values, marks))
     bar = _colour_bar(grid, scale, "both")
     bar.set_label(f"reward\n({_signs(cells)})")
     return grid.figure
+
+
+def _reward_notes(values: np.ndarray, marks: Landmarks) -> list[str]:
+    if not np.isfinite(values).any():
+        return ["not finite in any seed"]
+    places = zip(("T1", "T2"), marks, strict=True)
+    at = [f"{n} {values[where].mean():.2f}" for n, where in places if where is not None]
+    span = f"from {np.nanmin(values):.2f} to {np.nanmax(values):.2f}"
+    return [span, *([", ".join(at)] if at else [])]
 
 
 def _grid(title: str, marks: Landmarks, cells: list[Cell], leading: Sequence[Cell] = ()) -> Grid:

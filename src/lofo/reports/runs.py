@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lofo.records import ROWS, Row, read
+from lofo.records import NOT_FINITE, ROWS, Row, read
 from lofo.reports.names import (
     different,
     label,
@@ -103,6 +103,7 @@ class Run:
     curves: dict[tuple[int, str], Curve]  # by phase and metric
     maps: dict[int, tuple[ArrayFile, ...]]  # by phase
     films: dict[int, tuple[ArrayFile, ...]]  # by phase
+    lost_at: dict[int, int]  # by seed, the step of a number that was not finite
     sources: tuple[Source, ...]
 
     @property
@@ -243,6 +244,7 @@ def _join(parts: list[_Part], everyone: list[dict[str, Any]]) -> Run:
         curves=_curves([row for part in parts for row in part.rows], seeds),
         maps=_array_files(parts, "maps"),
         films=_array_files(parts, "film"),
+        lost_at={r.seed: r.step for p in parts for r in p.rows if r.metric == NOT_FINITE},
         sources=tuple(part.source for part in parts),
     )
 

@@ -132,20 +132,22 @@ def _summary(run: Run, stretch: Stretch) -> Summary:
         adaptive=near_optimal if later else None,
         why=_why(run, stretch.number, returns.steps[-judged:]),
         adaptation=adaptation(run, stretch) if later else None,
-        num_diverged=_num_diverged(run, stretch.number),
+        num_diverged=_num_diverged(run, stretch),
         num_overflown=_num_seeds(run.curve(stretch.number, "overflow").values > 0),
         complete=complete,
         evaluations=(len(_full_steps(returns)), len(stretch.evaluations)),
     )
 
 
-def _num_diverged(run: Run, phase: int) -> int:
-    """Seeds whose value loss was ever above the square of the highest optimum.
+def _num_diverged(run: Run, phase: Stretch) -> int:
+    """Seeds whose value loss was ever above the square of the highest optimum, and lost ones.
 
-    A run does not go on once a loss is no number at all.
+    A seed with a number that was not finite is lost from then on, so later phases count it too.
     """
     largest = max(stretch.optimum for stretch in run.stretches)
-    return _num_seeds(run.curve(phase, "value_loss").values > largest**2)
+    is_high = run.curve(phase.number, "value_loss").values > largest**2
+    is_lost = np.array([run.lost_at.get(seed, np.inf) <= phase.end for seed in run.seeds])
+    return _num_seeds(np.column_stack([is_high, is_lost]))
 
 
 def _num_seeds(is_so: np.ndarray) -> int:

@@ -33,7 +33,10 @@ READING_SPEED = (
 def rule(summaries: Sequence[Summary]) -> str:
     """The rule behind the verdict words, in one sentence."""
     counts = " or ".join(str(n) for n in sorted({s.judged for s in summaries}))
-    diverged = "; diverged: seeds whose value loss exceeds the square of the highest optimum"
+    diverged = (
+        "; diverged: seeds whose value loss exceeds the square of the highest optimum, or some of "
+        "whose numbers were not finite"
+    )
     overflown = "; overflown: seeds whose LoFo buffer lost samples for want of room (its capacity)"
     return (
         f"near-optimal: at least {100 * NEAR_OPTIMAL:.0f} % of the exact optimum, mean over seeds "
@@ -50,7 +53,8 @@ def verdict(summary: Summary) -> str:
     if summary.near_optimal is None:
         word = "incomplete: {} of {} evaluations".format(*summary.evaluations)
     faults = {"diverged": summary.num_diverged, "overflown": summary.num_overflown}
-    return word + "".join(f", {n} of {summary.num_seeds} {what}" for what, n in faults.items() if n)
+    num_seeds = len(summary.per_seed)
+    return word + "".join(f", {n} of {num_seeds} {what}" for what, n in faults.items() if n)
 
 
 class Table(NamedTuple):
