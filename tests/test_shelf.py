@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,38 +54,64 @@ def test_what_lies_on_the_shelf_is_taken_and_only_the_rest_is_fitted(tmp_path: P
         assert not np.array_equal(d[1], d[0])
 
 
-def test_pictures_are_fitted_seed_by_seed_and_kept_as_soon_as_one_is_fitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def pictures() -> Pack:
+    """A run of two seeds in a world of pictures, whose locality is learnt in a moment."""
     experiment = find("reacher/dreamer/lofo")
     encoder = Chain((Pixels(), CNN((2,), (32,), (32,)), linear(2)))
-    locality = replace(
-        experiment.buffer.locality,
-        **{"encoder": encoder, "size": 2, "num_negatives": 2, "batch_size": 8, "num_epochs": 1},
-    )
-    buffer = replace(experiment.buffer, locality=locality, locality_steps=16)
-    pack = Pack((replace(experiment, buffer=buffer, seeds=(0, 1)),))
-    fit_one, asked = fitting._fit, []
+    few = {"size": 2, "num_negatives": 2, "batch_size": 8, "num_epochs": 3}
+    locality = replace(experiment.buffer.locality, encoder=encoder, learning_rate=1e-2, **few)
+    buffer = replace(experiment.buffer, locality=locality, locality_steps=20)
+    return Pack((replace(experiment, buffer=buffer, seeds=(0, 1)),))
 
-    def interrupted(*words: Any) -> Any:
-        asked.append(words)
-        if len(asked) == 2:
+
+def test_pictures_are_fitted_seed_by_seed_and_kept_as_soon_as_one_is_fitted(
+    pictures: Pack, tmp_path: Path
+) -> None:
+    def interrupt(message: str) -> None:
+        if "seed 1" in message:
             raise KeyboardInterrupt
-        return fit_one(*words)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_fit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            fit(pack, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        fitting.fit_localities(pictures, interrupt, tmp_path)
     (kept,) = tmp_path.iterdir()
     assert kept.name.endswith("seed0.npz")
-    params, said = fit(pack, tmp_path)
-    assert said == ["fitting the locality of LoFo, seed 1"]
-    together, said = fit(pack, None)
-    assert [s.endswith(f"seed {k} ({k + 1} of 2)") for k, s in enumerate(said)] == [True, True]
+    params, said = fit(pictures, tmp_path)
+    words = "fitting the locality of LoFo, seed 1"
+    assert said == [words, *(f"{words}: epoch {number} of 3" for number in (1, 2, 3))]
+    together, said = fit(pictures, None)
+    assert said[::4] == [f"fitting the locality of LoFo, seed {k} ({k + 1} of 2)" for k in (0, 1)]
     for a, b in zip(params, together, strict=True):
         np.testing.assert_array_equal(a, b)
     assert not np.array_equal(params[0][0], params[0][1])
+
+
+def test_epoch_by_epoch_a_fit_gives_the_numbers_of_the_whole(pictures: Pack) -> None:
+    programs = fitting._begin, fitting._epoch, fitting._end
+    for program in programs:
+        program.clear_cache()
+    (params,), (metrics,) = fitting.fit_localities(pictures, lambda message: None)
+    assert [program._cache_size() for program in programs] == [1, 1, 1]  # of all seeds and epochs
+    whole = fitting._fit(pictures, pictures.lead.buffer, pictures.streams.locality)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)  # fused otherwise, perhaps
+    jax.tree.map(close, (params, metrics), whole)
+
+
+def test_each_epoch_is_announced_when_it_begins(
+    pictures: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    epoch = fitting._epoch
+
+    def heard(*given: Any) -> Any:
+        happened.append("works")
+        return epoch(*given)
+
+    monkeypatch.setattr(fitting, "_epoch", heard)
+    one = Pack((replace(pictures.lead, seeds=(0,)),))
+    fitting.fit_localities(one, lambda message: happened.append(message.rpartition(": ")[2]))
+    told = [f"epoch {number} of 3" for number in (1, 2, 3)]
+    assert happened[1:] == [told[0], "works", told[1], "works", told[2], "works"]
 
 
 def test_other_settings_and_other_worlds_lie_apart() -> None:

@@ -6,21 +6,22 @@ can be kept in a folder, and whoever asks for the same one again is spared the f
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lofo.environments import Environment
 from lofo.experiments import checkpoint
 from lofo.experiments.experiment import Buffer, configuration
 from lofo.experiments.pack import Pack
 from lofo.experiments.provenance import provenance
-from lofo.locality import Pairs, diagnose
+from lofo.locality import Gradual, Pairs, diagnose
 from lofo.types import Array, Key, Metrics, Tree
 
 
@@ -53,17 +54,31 @@ def _fit_or_take(
         found = {seed: own for seed in seeds if (own := _take(pack, buffer, seed, shelf))}
     missing = tuple(seed for seed in seeds if seed not in found)
     for number, group in enumerate(groups := _groups(pack, missing)):
-        if buffer.locality_steps:
-            part = f" ({number + 1} of {len(groups)})" if len(groups) > 1 else ""
-            named = f"seed {group[0]}" if len(group) == 1 else f"{len(group)} seeds"
-            announce(f"fitting the locality of {buffer.name}, {named}{part}")
-        keys = Pack((replace(pack.lead, seeds=group),)).streams.locality
-        fitted = jax.tree.map(np.asarray, _fit(pack, buffer, keys))
+        part = f" ({number + 1} of {len(groups)})" if len(groups) > 1 else ""
+        named = f"seed {group[0]}" if len(group) == 1 else f"{len(group)} seeds"
+        words = f"fitting the locality of {buffer.name}, {named}{part}"
+        fitted = _fit_group(pack, buffer, group, announce, words)
         for k, seed in enumerate(group):
             found[seed] = jax.tree.map(lambda leaf, k=k: leaf[k], fitted)
             if shelf is not None and buffer.locality_steps:
                 _put(pack, buffer, seed, shelf, *found[seed])
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(found[seed] for seed in seeds))
+    return _stacked(found[seed] for seed in seeds)
+
+
+def _fit_group(
+    pack: Pack, buffer: Buffer, seeds: tuple[int, ...], announce: Callable[[str], None], words: str
+) -> tuple[Tree, Metrics]:
+    """Parameters and metrics of the seeds, by epochs where one fit takes minutes."""
+    keys = Pack((replace(pack.lead, seeds=seeds),)).streams.locality
+    if buffer.locality_steps:
+        announce(words)
+        if _fills_the_machine(pack) and isinstance(buffer.locality, Gradual):
+            return _stacked(_fit_gradually(pack, buffer, key, announce, words) for key in keys)
+    return jax.tree.map(np.asarray, _fit(pack, buffer, keys))
+
+
+def _stacked(fits: Iterable[tuple[Tree, Metrics]]) -> tuple[Tree, Metrics]:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *fits)
 
 
 def _groups(pack: Pack, seeds: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -122,6 +137,15 @@ def outline_localities(pack: Pack) -> tuple[Tree, ...]:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tuple(outlines))
 
 
+class _Keys(NamedTuple):
+    """What one fit consumes, each once."""
+
+    init: Key
+    collect: Key
+    fit: Key
+    diagnose: Key
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _fit(pack: Pack, buffer: Buffer, keys: Array) -> tuple[Tree, Metrics]:
     """One locality for each key."""
@@ -129,16 +153,61 @@ def _fit(pack: Pack, buffer: Buffer, keys: Array) -> tuple[Tree, Metrics]:
     assert locality is not None
 
     def fit(key: Key) -> tuple[Tree, Metrics]:
-        key_init, key_collect, key_fit, key_diagnose = jax.random.split(key, 4)
-        params = locality.init(key_init)
+        own = _Keys(*jax.random.split(key, 4))
+        params = locality.init(own.init)
         if not buffer.locality_steps:
             return params, {}
-        pairs = collect_pairs(pack, buffer.locality_steps, key_collect)
+        pairs = collect_pairs(pack, buffer.locality_steps, own.collect)
         see = pack.lead.environment.decode
-        params, metrics = locality.fit(params, pairs, key_fit, see)
-        return params, metrics | diagnose(locality, params, pairs, key_diagnose, see)
+        params, metrics = locality.fit(params, pairs, own.fit, see)
+        return params, metrics | diagnose(locality, params, pairs, own.diagnose, see)
 
     return jax.lax.map(fit, keys) if _fills_the_machine(pack) else jax.vmap(fit)(keys)
+
+
+def _fit_gradually(
+    pack: Pack, buffer: Buffer, key: Key, announce: Callable[[str], None], words: str
+) -> tuple[Tree, Metrics]:
+    """What `_fit` gives for one key, by one call for each epoch, so that progress shows."""
+    own = _Keys(*jax.random.split(key, 4))
+    learner, pairs = _begin(pack, buffer, own)
+    locality, environment = buffer.locality, pack.lead.environment
+    assert isinstance(locality, Gradual)
+    epochs = jax.random.split(own.fit, locality.num_epochs)
+    losses = []
+    for number, epoch_key in enumerate(epochs, start=1):
+        announce(f"{words}: epoch {number} of {len(epochs)}")
+        learner, found = _epoch(locality, environment, learner, pairs, epoch_key)
+        losses.append(np.asarray(found))  # waits, or all epochs would be announced at once
+    return _end(locality, environment, learner, pairs, np.stack(losses), own.diagnose)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _begin(pack: Pack, buffer: Buffer, keys: _Keys) -> tuple[Tree, Pairs]:
+    locality = buffer.locality
+    assert isinstance(locality, Gradual)
+    pairs = collect_pairs(pack, buffer.locality_steps, keys.collect)
+    return locality.begin(locality.init(keys.init)), pairs
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _epoch(
+    locality: Gradual, environment: Environment, learner: Tree, pairs: Pairs, key: Key
+) -> tuple[Tree, Array]:
+    return locality.epoch(learner, pairs, key, environment.decode)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _end(
+    locality: Gradual,
+    environment: Environment,
+    learner: Tree,
+    pairs: Pairs,
+    losses: Array,
+    key: Key,
+) -> tuple[Tree, Metrics]:
+    params, metrics = locality.end(learner, losses)
+    return params, metrics | diagnose(locality, params, pairs, key, environment.decode)
 
 
 def collect_pairs(pack: Pack, num_steps: int, key: Key) -> Pairs:

@@ -1,12 +1,13 @@
 """Where is near: localities, and what their distances look like."""
 
-from lofo.locality.base import Locality, Pairs, pairs_of
+from lofo.locality.base import Gradual, Locality, Pairs, pairs_of
 from lofo.locality.contrastive import Contrastive
 from lofo.locality.diagnostics import Suggestion, diagnose, suggest_radius
 from lofo.locality.handcrafted import Handcrafted
 
 __all__ = [
     "Contrastive",
+    "Gradual",
     "Handcrafted",
     "Locality",
     "Pairs",

@@ -1,7 +1,7 @@
 """A locality is only an embedding: nearness is Euclidean there, strictly within a radius."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
@@ -55,4 +55,28 @@ class Locality(Protocol):
 
     def embed(self, params: Tree, observation: Array) -> Array:
         """The point of an observation, float32 [..., size]."""
+        ...
+
+
+@runtime_checkable
+class Gradual(Locality, Protocol):
+    """A locality whose `fit` is made of epochs, so that a long fit can show how far it is."""
+
+    @property
+    def num_epochs(self) -> int:
+        """How many make a fit, each with a key of its own, split from that of `fit`."""
+        ...
+
+    def begin(self, params: Tree) -> Tree:
+        """A learner that has learnt nothing."""
+        ...
+
+    def epoch(
+        self, learner: Tree, pairs: Pairs, key: Key, see: See = as_it_is
+    ) -> tuple[Tree, Array]:
+        """The learner after one more epoch, and the losses [batches] on the way."""
+        ...
+
+    def end(self, learner: Tree, losses: Array) -> tuple[Tree, Metrics]:
+        """What `fit` gives, from the last learner and the losses [epochs, batches]."""
         ...

@@ -49,23 +49,38 @@ class Contrastive:
         self, params: Tree, pairs: Pairs, key: Key, see: See = as_it_is
     ) -> tuple[Tree, Metrics]:
         """Trains for `num_epochs` over the pairs, as one compiled program; jit and vmap it."""
+        learner, losses = jax.lax.scan(
+            lambda learner, key: self.epoch(learner, pairs, key, see),
+            self.begin(params),
+            jax.random.split(key, self.num_epochs),
+        )
+        return self.end(learner, losses)
+
+    def begin(self, params: Tree) -> tuple[Tree, Tree]:
+        """The parameters, and an optimiser that has seen nothing."""
+        return params, optax.adam(self.learning_rate).init(params)
+
+    def epoch(
+        self, learner: tuple[Tree, Tree], pairs: Pairs, key: Key, see: See = as_it_is
+    ) -> tuple[tuple[Tree, Tree], Array]:
+        """Learns from all pairs in a new order, but for those that fill no batch."""
         num_batches = len(pairs.anchor) // self.batch_size
         if not num_batches or len(pairs.anchor) < 3:
             raise ValueError(
                 f"{len(pairs.anchor)} random steps cannot fill a batch of {self.batch_size}: "
                 "collect more steps or lower batch_size"
             )
+        key_order, key_negatives = jax.random.split(key)
+        order = jax.random.permutation(key_order, len(pairs.anchor))
+        batches = order[: num_batches * self.batch_size].reshape(num_batches, self.batch_size)
+        keys = jax.random.split(key_negatives, num_batches)
+        return jax.lax.scan(
+            lambda carry, own: self._learn(carry, pairs, see, *own), learner, (batches, keys)
+        )
 
-        def epoch(carry: tuple[Tree, Tree], key: Key) -> tuple[tuple[Tree, Tree], Array]:
-            key_order, key_negatives = jax.random.split(key)
-            order = jax.random.permutation(key_order, len(pairs.anchor))
-            batches = order[: num_batches * self.batch_size].reshape(num_batches, self.batch_size)
-            keys = jax.random.split(key_negatives, num_batches)
-            return jax.lax.scan(lambda c, b: self._learn(c, pairs, see, *b), carry, (batches, keys))
-
-        carry = params, optax.adam(self.learning_rate).init(params)
-        (params, _), losses = jax.lax.scan(epoch, carry, jax.random.split(key, self.num_epochs))
-        return params, {"loss": losses[-1].mean(), "first_loss": losses[0, 0]}
+    def end(self, learner: tuple[Tree, Tree], losses: Array) -> tuple[Tree, Metrics]:
+        """The parameters, the loss of the last epoch and that of the first batch."""
+        return learner[0], {"loss": losses[-1].mean(), "first_loss": losses[0, 0]}
 
     def loss(self, anchor: Array, positive: Array, negatives: Array) -> Array:
         """The loss of embedded pairs [B, D], [B, D] and their negatives [B, K, D]."""
@@ -79,9 +94,9 @@ class Contrastive:
         return attraction.sum() + self.negative_weight * repulsion
 
     def _learn(
-        self, carry: tuple[Tree, Tree], pairs: Pairs, see: See, batch: Array, key: Key
+        self, learner: tuple[Tree, Tree], pairs: Pairs, see: See, batch: Array, key: Key
     ) -> tuple[tuple[Tree, Tree], Array]:
-        params, optimiser = carry
+        params, optimiser = learner
         negatives = draw_others(key, batch, self.num_negatives, len(pairs.anchor))
         rows = pairs.anchor[batch], pairs.successor[batch], pairs.anchor[negatives]
         loss, gradient = jax.value_and_grad(
