@@ -32,8 +32,8 @@ def draw(model: RSSM, action_size: int):
 
 @pytest.mark.parametrize(
     ("sizes", "action_size", "num"),
-    [((9, 11, 3), 1, 5), ((70, 64, 30), 2, 70), ((200, 200, 30), 2, 65)],
-    ids=["tiny", "several tiles", "PlaNet's"],
+    [((9, 11, 3), 1, 5), ((70, 68, 30), 2, 70)],
+    ids=["tiny", "several tiles"],
 )
 def test_a_step_by_kernels_is_a_step_of_the_recurrence(sizes, action_size, num):
     """Two models side by side, beside products of the same bfloat16 numbers in float32."""
@@ -63,10 +63,9 @@ def test_a_step_by_kernels_is_a_step_of_the_recurrence(sizes, action_size, num):
         assert np.abs(ours - theirs).mean() < 0.002 * np.abs(theirs).mean()
 
 
-@pytest.mark.parametrize("sizes", [(9, 11, 3), (33, 20, 17)])
-def test_where_there_are_kernels_plans_imagine_by_them(sizes, monkeypatch):
+def test_where_there_are_kernels_plans_imagine_by_them(monkeypatch):
     small = PlaNet.small((64, 64, 3), 2, window=4)
-    changes = {"rssm": recurrence(*sizes), "reward_head": MLP((8,), "relu", "glorot")}
+    changes = {"rssm": recurrence(33, 20, 17), "reward_head": MLP((8,), "relu", "glorot")}
     agent = replace(small, model=replace(small.model, compute_dtype="bfloat16", **changes))
     state = jax.jit(agent.init)(KEY)
     seen = jax.tree.map(lambda x: x + 0.3, agent.begin().state)
