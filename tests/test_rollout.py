@@ -80,9 +80,11 @@ def test_where_there_are_kernels_plans_imagine_by_them(monkeypatch):
 
     monkeypatch.setattr(rssm, "is_supported", lambda: True)
     monkeypatch.setattr(rssm, "Rollout", partial(Interpreted, interpret=True))
-    found = jax.jit(partial(agent.imagined_returns))(state, seen, actions, KEY)
+    anew = partial(agent.imagined_returns)  # else the program compiled before would be taken
+    found = jax.jit(anew)(state, seen, actions, KEY)
     assert used
-    np.testing.assert_allclose(found, plain, rtol=0, atol=0.02 * np.abs(plain).max())
+    # candidates must be told apart: what counts is how far their returns lie from each other
+    np.testing.assert_allclose(found, plain, rtol=0, atol=0.1 * np.std(plain))
     exact = replace(agent, model=replace(agent.model, compute_dtype="float32"))
     used.clear()
     jax.eval_shape(exact.imagined_returns, state, seen, actions, KEY)
@@ -90,5 +92,23 @@ def test_where_there_are_kernels_plans_imagine_by_them(monkeypatch):
 
 
 def test_a_recurrence_too_large_for_a_program_is_left_to_the_compiler():
-    assert Rollout(200, 256, 30, 0.1).is_small
-    assert not Rollout(200, 257, 30, 0.1).is_small
+    assert Rollout(256, 256, 256, 0.1).is_small
+    for sizes in ((257, 200, 30), (200, 257, 30), (200, 200, 257)):
+        assert not Rollout(*sizes, 0.1).is_small
+
+
+def test_planets_own_sizes_are_lowered_for_cuda():
+    """As far as a machine without a GPU can go: the rest is the GPU's compiler."""
+    model, kernels = recurrence(200, 200, 30), Rollout(200, 200, 30, 0.1)
+
+    def roll(params, deterministic, stochastic, action, noise):
+        layers = model.ahead(params)
+        deterministic = kernels.advance(layers, deterministic, widen(stochastic, 1), action)
+        return kernels.guess(layers, deterministic, noise)
+
+    shapes = (1000, 200), (1000, 30), (1000, 2), (1000, 30)
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    trusted = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
+    lower = jax.export.export(jax.jit(roll), platforms=["cuda"], disabled_checks=trusted)
+    text = lower(draw(model, 2), *given).mlir_module()
+    assert text.count("__gpu$xla.gpu.triton") == 2

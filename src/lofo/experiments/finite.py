@@ -28,7 +28,8 @@ def mark(pack: Pack, bad: Metrics, phase: int, marked: Marked) -> list[Row]:
     for k, (run, seed) in enumerate(runs):
         found = [(int(steps[k]), name) for name, steps in bad.items() if steps[k] != NEVER]
         if found and (run, seed) not in marked:
-            rows.append(Row(run, seed, phase, min(found)[0], NOT_FINITE, min(found)[1]))
+            step, name = min(found)
+            rows.append(Row(run, seed, phase, step, NOT_FINITE, name))
     return rows
 
 

@@ -68,7 +68,7 @@ def _fit_or_take(
 def _fit_group(
     pack: Pack, buffer: Buffer, seeds: tuple[int, ...], announce: Callable[[str], None], words: str
 ) -> tuple[Tree, Metrics]:
-    """Parameters and metrics of the seeds, by epochs where one fit takes minutes."""
+    """Parameters and metrics of the seeds, by epochs where a fit fills the machine."""
     keys = Pack((replace(pack.lead, seeds=seeds),)).streams.locality
     if buffer.locality_steps:
         announce(words)

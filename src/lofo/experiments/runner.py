@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +78,6 @@ class _Execution:
     checkpoint_seconds: float
     localities: Path | None
     watch: Callable[[Event], None]
-    marked: finite.Marked = field(default_factory=set)  # runs that are no longer finite
 
     def go(self) -> None:
         blocks = list(plan(self.pack))
@@ -139,7 +138,7 @@ class _Execution:
             )
 
     def _work(self, blocks: list[Block], done: int, runs: Runs, recorder: Recorder) -> None:
-        self.marked = finite.read_marked(self.folder)
+        self.marked = finite.read_marked(self.folder)  # runs that are no longer finite
         saved_at = time.monotonic()
         for number, block in enumerate(blocks[done:], start=done + 1):
             began = time.monotonic()

@@ -1,7 +1,7 @@
 """Steps that a recurrence imagines, on a GPU: two kernels each.
 
 A plan imagines steps one after the other. By products of the compiler a step is six kernels, each
-of which waits for memory, and nearly all of a plan's time is that waiting. Here the first kernel
+of which waits for memory, and most of a plan's time is that waiting. Here the first kernel
 takes a tile of states through input layer, gates and GRU, the second through the prior to its
 sample. No gradient passes.
 

@@ -173,7 +173,7 @@ def _plot_rewards(title: str, truth: list[Cell], cells: list[Cell], marks: Landm
 
 def _reward_notes(values: np.ndarray, marks: Landmarks) -> list[str]:
     if not np.isfinite(values).any():
-        return ["not finite in any seed"]
+        return ["not finite"]
     places = zip(("T1", "T2"), marks, strict=True)
     at = [f"{n} {values[where].mean():.2f}" for n, where in places if where is not None]
     span = f"from {np.nanmin(values):.2f} to {np.nanmax(values):.2f}"
