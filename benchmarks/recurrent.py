@@ -1,9 +1,10 @@
 """Milliseconds of what the recurrent agents do: updates, a plan, a step of fitting the locality.
 
-    python benchmarks/recurrent.py [--runs 1 3] [--only dreamer planet plan rolled locality] [--dtype float32] [--small]
+    python benchmarks/recurrent.py [--runs 1 3] [--only dreamer planet plan rolled locality] [--dtype float32] [--small] [--profile 30]
 
 Each piece is repeated inside one compiled program, on noise in place of pictures. The peer of several
 runs side by side is one run at a time: the last column is how much faster than that they are.
+`--profile N` lists the N kinds of kernels that take most of each piece's time, on a GPU.
 `rolled` is a plan by kernels of our own (`RSSM.own_kernels`).
 `--dtype` is that of the agents' products, bfloat16 as the named runs have it if nothing is said; `--small`
 takes the small agents, for a CPU.
@@ -11,9 +12,15 @@ takes the small agents, for a CPU.
 
 import argparse
 import dataclasses
+import gzip
+import json
+import re
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -81,8 +88,11 @@ def fit(experiment: Any, num: int) -> Piece:
     return lambda carry, key: jax.vmap(learn, (0, None))(carry, key), (params, optimiser)
 
 
-def measure(piece: Piece) -> tuple[float, float]:
-    """Milliseconds of one repetition, the best of three, and seconds to compile."""
+def measure(piece: Piece, num_kinds: int) -> tuple[float, float]:
+    """Milliseconds of one repetition, the best of three, and seconds to compile.
+
+    Prints kinds of kernels, as many as asked for.
+    """
     step, begun = piece
     keys = jax.random.split(jax.random.key(1), REPEATS)
 
@@ -99,7 +109,43 @@ def measure(piece: Piece) -> tuple[float, float]:
         began = time.perf_counter()
         jax.block_until_ready(compiled(begun))
         best = min(best, time.perf_counter() - began)
+    if num_kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                jax.block_until_ready(compiled(begun))
+            print_kinds(Path(folder), num_kinds)
     return 1e3 * best / REPEATS, seconds
+
+
+def print_kinds(folder: Path, num: int) -> None:
+    """Milliseconds, launches and microseconds each, by the kernels' names without their numbers."""
+    events = []
+    for path in folder.rglob("*.trace.json.gz"):
+        with gzip.open(path, "rt") as file:
+            events += json.load(file)["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    streams = {
+        (e["pid"], e["tid"])
+        for e in events
+        if e.get("name") == "thread_name" and "Stream" in e["args"]["name"]
+    }
+    took: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    for event in events:
+        if "GPU" not in names.get(event.get("pid"), "") or "dur" not in event:
+            continue
+        if (event["pid"], event["tid"]) in streams:
+            kind = re.sub(r"[_.]?\d+", "", event["name"])[:60]
+            took[kind] += event["dur"] / 1e3 / REPEATS
+            launches[kind] += 1
+    if not took:
+        print("  no kernels of a GPU in the profile")
+        return
+    total = sum(took.values())
+    print(f"  {total:.3f} ms in {sum(launches.values()) / REPEATS:.0f} kernels")
+    for kind, spent in took.most_common(num):
+        count = launches[kind] / REPEATS
+        print(f"  {spent:8.3f} ms {count:8.1f} x {1e3 * spent / count:7.1f} us  {kind}")
 
 
 def main() -> None:
@@ -108,6 +154,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["dreamer", "planet", "plan", "locality"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--small", action="store_true", help="the small agents, for a CPU")
+    parser.add_argument("--profile", type=int, default=0, metavar="N")
     arguments = parser.parse_args()
     experiment = find("reacher/dreamer/lofo")
     dreamer, planet = Dreamer(), PlaNet()
@@ -130,7 +177,7 @@ def main() -> None:
     for name in arguments.only:
         alone = None
         for num in arguments.runs:
-            took, seconds = measure(pieces[name](num))
+            took, seconds = measure(pieces[name](num), arguments.profile)
             alone = took if num == 1 else alone
             gain = f"{num * alone / took:.2f}x" if alone else "-"
             print(f"{name:>10} {num:5} {took:9.3f} {seconds:10.1f} {gain:>22}", flush=True)
