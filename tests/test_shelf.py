@@ -16,7 +16,7 @@ from lofo import cli, localities
 from lofo.buffers import Local
 from lofo.environments import MountainCar
 from lofo.experiments import Experiment, Pack, find, fitting, loop, run
-from lofo.experiments.survey import Survey, survey
+from lofo.experiments.survey import Survey, _radii, survey
 from lofo.locality import Contrastive, Handcrafted
 from lofo.networks import CNN, Chain, Pixels, linear
 from lofo.types import LofoError
@@ -197,6 +197,14 @@ def test_a_survey_against_numbers_by_hand(surveyed: dict[int, Survey]) -> None:
     remembered = [r["after_walk"] for r in radii]
     assert remembered == sorted(remembered, reverse=True)  # a larger radius remembers less
     assert all(r["after_run"] >= r["after_walk"] for r in radii)
+
+
+def test_steps_that_no_picture_shows_are_no_radius() -> None:
+    experiment = learned((0,)).lead
+    points = jnp.asarray(np.random.default_rng(0).normal(size=(300, 2)), jnp.float32)
+    distances = {"step_q5": 0.0, "step_q25": 0.0, "step_q50": 0.25}
+    radii = [told["radius"] for told in _radii(experiment, distances, points)]
+    assert radii == sorted({0.25, float(experiment.buffer.rule.radius)})
 
 
 def test_the_command_prints_and_keeps_what_it_measured(

@@ -121,7 +121,8 @@ def _radii(
     """What the experiment's limit remembers with its own radius and with some others."""
     rule: Any = experiment.buffer.rule
     num_steps = sum(phase.steps for phase in experiment.phases)
-    radii = {float(rule.radius), *(distances[f"step_q{q}"] for q in STEP_QUANTILES)}
+    steps = {distances[f"step_q{q}"] for q in STEP_QUANTILES}
+    radii = {float(rule.radius), *steps} - {0.0}  # a picture may not show a small step
     told = [
         suggest_radius(points, points[:0], num_steps, limit=int(rule.limit), radius=radius)
         for radius in sorted(radii)
