@@ -98,7 +98,8 @@ def test_a_recurrence_too_large_for_a_program_is_left_to_the_compiler():
 
 
 @pytest.mark.skipif(
-    jax.version.__version_info__ >= (0, 11), reason="it compiles kernels too, which takes a plugin"
+    jax.version.__version_info__ >= (0, 11),
+    reason="it compiles kernels as it lowers them, for which it wants the plugin for GPUs",
 )
 def test_planets_own_sizes_are_lowered_for_cuda():
     """As far as a machine without a GPU can go: the rest is the GPU's compiler."""

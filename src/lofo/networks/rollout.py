@@ -20,6 +20,7 @@ from jax.experimental.pallas import triton as plt
 
 from lofo.networks.recurrence import Layers
 from lofo.networks.slides import padded
+from lofo.networks.sliding_kernels import dot
 from lofo.types import Array
 
 MOST = 256  # inputs of a layer: a program has them all at hand
@@ -192,12 +193,7 @@ def _put(
 
 
 def _product(a: Array, b: Array) -> Array:
-    a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
-    contracted = (((1,), (0,)), ((), ()))
-    # Whatever others ask of their products: these are bfloat16 and cannot be more exact.
-    return jax.lax.dot_general(
-        a, b, contracted, jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32
-    )
+    return dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
 
 
 def _sigmoid(x: Array) -> Array:

@@ -50,7 +50,7 @@ def _reading(slide: Slide, plan: Plan, x: Any, weight: Any) -> tuple[Array, Arra
         patch, own = _fetch(slide, x, starts, is_place, row, first)
         at_weight = (row * slide.run + own)[:, None] * slide.size + columns[None, :]
         inside = None if slide.run % slide.piece == 0 else (own < slide.run)[:, None]
-        return _dot(patch, _load(weight, at_weight, inside))
+        return dot(patch, _load(weight, at_weight, inside))
 
     sums = jnp.zeros((plan.places, slide.size), jnp.float32)
     return _add_up(slide.kernel * num_pieces, part, sums, plan), at, is_place
@@ -119,7 +119,7 @@ def _drawing(
         at = ((number * rows + row - i) * columns + column - j) * slide.size
         numbers = _load(y, at[:, None] + size[None, :], is_place[:, None])
         at = (step * slide.size + size)[:, None] * num_own + own[None, :]
-        return _dot(numbers, _load(weight, at, inside))
+        return dot(numbers, _load(weight, at, inside))
 
     sums = jnp.zeros((plan.places, num_columns), jnp.float32)
     sums = _add_up(slide.reach**2, part, sums, plan)
@@ -140,7 +140,7 @@ def learn_kernel(
             _fetch(slide, x, starts, is_place, first_row + k, first)[0] for k in range(num_rows)
         ]
         return tuple(
-            so_far + _dot(patch, numbers, trans_a=True)
+            so_far + dot(patch, numbers, trans_a=True)
             for so_far, patch in zip(carry, patches, strict=True)
         )
 
@@ -215,7 +215,8 @@ def _activate(x: Array, activation: str) -> Array:
     return jnp.maximum(x, 0) if activation == "relu" else x
 
 
-def _dot(a: Array, b: Array, *, trans_a: bool = False) -> Array:
+def dot(a: Array, b: Array, *, trans_a: bool = False) -> Array:
+    """A product of bfloat16 numbers, added up in float32."""
     contracted = (((0 if trans_a else 1,), (0,)), ((), ()))
     # Whatever others ask of their products: these are bfloat16 and cannot be more exact.
     return jax.lax.dot_general(
