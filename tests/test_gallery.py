@@ -56,11 +56,14 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 
 def test_the_paper_s_frames_have_few_distinct_patches() -> None:
     found = atlas(FRAMES, MINIGRID_ENCODER.kernels, MINIGRID_ENCODER.strides)
-    assert found.patches.shape == (248, 8, 8, 3)
-    assert [link.shape for link in found.links] == [(143, 9), (409, 9)]
+    asked_for = [len(np.unique(x)) for x in (*found.links, found.places)]
+    assert asked_for == [248, 143, 409]
+    # each filled up to a multiple of 16
+    assert found.patches.shape == (256, 3, 8, 8)
+    assert [link.shape for link in found.links] == [(144, 9), (416, 9)]
     assert found.places.shape == (256, 16)
     first = atlas(FRAMES, (8,), (4,))
-    whole = first.patches[first.places].reshape(256, 19, 19, 8, 8, 3)
+    whole = np.moveaxis(first.patches, 1, -1)[first.places].reshape(256, 19, 19, 8, 8, 3)
     np.testing.assert_array_equal(whole[:, 3, 5], FRAMES.pictures[:, 12:20, 20:28])
 
 
@@ -82,14 +85,14 @@ def test_looking_up_has_the_gradient_of_indexing() -> None:
 
 
 def test_adding_up_has_the_gradient_of_indexing() -> None:
-    tables = jax.random.normal(KEY, (2, 5, 3))
+    tables = jax.random.normal(KEY, (5, 2, 3))
     rows = jnp.array([[0, 4], [2, 0], [0, 4], [3, 3]])
     weight = jax.random.normal(jax.random.key(1), (4, 3))
 
     def ask(function: Any) -> Any:
         return jax.value_and_grad(lambda t: (function(t) ** 2 * weight).sum())(tables)
 
-    plain = ask(lambda t: t[0][rows[:, 0]] + t[1][rows[:, 1]])
+    plain = ask(lambda t: t[rows[:, 0], 0] + t[rows[:, 1], 1])
     assert_close(ask(lambda t: add_up(t, rows)), plain, 1e-6)
 
 

@@ -180,7 +180,7 @@ def test_both_directions_equal_slow_loops(kernel: int, stride: int) -> None:
         for i in range(rows)
         for j in range(columns)
     ]
-    expected = np.einsum("pabc,abco->po", patches, layer["weight"]) + layer["bias"]
+    expected = np.einsum("pabc,cabo->po", patches, layer["weight"]) + layer["bias"]
     found = jax.jit(reading.apply)((layer,), x)  # no leading axes
     np.testing.assert_allclose(found, expected.reshape(-1), atol=1e-5)
 
@@ -282,8 +282,9 @@ def turned(weight: jax.Array) -> jax.Array:
 
 def plain_encode(layers: Any, x: jax.Array) -> jax.Array:
     for layer, stride in zip(layers, (2, 2), strict=True):
+        weight = jnp.moveaxis(layer["weight"], 0, 2)
         x = jax.lax.conv_general_dilated(
-            x, layer["weight"], (stride, stride), "VALID", dimension_numbers=LAYOUT
+            x, weight, (stride, stride), "VALID", dimension_numbers=LAYOUT
         )
         x = jnp.maximum(x + layer["bias"], 0)
     return x.reshape(len(x), -1)
@@ -430,7 +431,7 @@ def test_the_paper_s_networks_and_numbers() -> None:
         leaves = jax.tree_util.tree_leaves_with_path(params)
         return [leaf.shape for path, leaf in leaves if "bias" not in str(path[-1])]
 
-    encoder = [(8, 8, 3, 32), (3, 3, 32, 64), (3, 3, 64, 64)]
+    encoder = [(3, 8, 8, 32), (32, 3, 3, 64), (64, 3, 3, 64)]
     assert sizes(state.model.encoders) == [(3, *shape) for shape in encoder]
     assert sizes(state.model.decoder[0]) == [(3, 6, 6, 64), (1024, 6, 6, 64)]
     assert sizes(state.model.decoder[1:]) == [(64, 6, 6, 32), (32, 5, 5, 3)]

@@ -115,7 +115,7 @@ def test_paper_convolutions_end_in_1024(network, image, sides):
     depths = (3, *network.channels)
     for k, layer in enumerate(params):
         kernel = network.kernels[k]
-        assert layer["weight"].shape == (kernel, kernel, depths[k], depths[k + 1])
+        assert layer["weight"].shape == (depths[k], kernel, kernel, depths[k + 1])
     for depth in range(1, len(sides) + 1):
         short = CNN(*(f[:depth] for f in (network.channels, network.kernels, network.strides)))
         out = jax.eval_shape(short.apply, params[:depth], jnp.zeros((5, image, image, 3)))
@@ -128,7 +128,7 @@ def test_convolution_equals_a_slow_loop():
     image = np.random.default_rng(2).normal(size=(8, 7, 2)).astype(np.float32)
     expected = image
     for layer, stride in zip(params, network.strides, strict=True):
-        weight, bias = np.asarray(layer["weight"]), np.asarray(layer["bias"])
+        weight, bias = np.moveaxis(layer["weight"], 0, 2), np.asarray(layer["bias"])
         assert bias.any()
         expected = np.maximum(slow_convolution(expected, weight, bias, stride), 0)
     assert expected.shape == (2, 2, 4) and size == 16

@@ -103,7 +103,10 @@ def _tell(params: Tree, action: Array) -> Tree:
     """The layers of a network for given actions [..., action_size]: they shift the first bias."""
 
     def shift(layer: Tree) -> Tree:
-        said = action @ layer["action"].reshape(action.shape[-1], -1)
+        # Few numbers, so no product: that would be kernels of its own, or share one of odd rows.
+        each = (action[..., k] for k in range(action.shape[-1]))
+        flat = layer["action"].reshape(action.shape[-1], -1)
+        said = sum(part[..., None] * row for part, row in zip(each, flat, strict=True))
         said = said.reshape(*action.shape[:-1], *layer["action"].shape[1:])
         return {"weight": layer["weight"], "bias": layer["bias"] + said}
 

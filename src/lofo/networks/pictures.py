@@ -70,7 +70,8 @@ class CNN:
         ):
             shape = (kernel, kernel, depth, out)
             fan_in = kernel * kernel * depth
-            layers.append(draw_layer(k, shape, fan_in, self.activation, self.initialisation))
+            layer = draw_layer(k, shape, fan_in, self.activation, self.initialisation)
+            layers.append(_inputs_first(layer))
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
             if min(height, width) < 1:
                 raise ValueError(f"an image of shape {input_shape} is too small for {self}")
@@ -83,7 +84,8 @@ class CNN:
         height, width = (self._num_seen(n) for n in x.shape[-3:-1])
         y = x.reshape(-1, *x.shape[-3:])[:, :height, :width].astype(self.dtype)
         for layer, stride in zip(params, self.strides, strict=True):
-            y = convolve(y, layer["weight"], layer["bias"], stride, self.activation)
+            weight = jnp.moveaxis(layer["weight"], 0, 2)
+            y = convolve(y, weight, layer["bias"], stride, self.activation)
         return y.reshape(*x.shape[:-3], -1).astype(jnp.float32)
 
     def _num_seen(self, length: int) -> int:
@@ -103,7 +105,9 @@ class CNN:
         patches = see_through(x.scaling, jnp.asarray(found.patches)).reshape(len(found.patches), -1)
         answers = activate(patches @ first["weight"].reshape(patches.shape[-1], -1) + first["bias"])
         for layer, links in zip(rest, found.links, strict=True):
-            said = answers @ layer["weight"].reshape(-1, *layer["weight"].shape[2:])
+            depth, *_, size = layer["weight"].shape
+            said = answers @ layer["weight"].reshape(depth, -1)
+            said = said.reshape(len(answers), -1, size)  # by each place that a patch may be at
             answers = activate(add_up(said, jnp.asarray(links)) + layer["bias"])
         places = jnp.asarray(found.places)[x.rows]
         return look_up(answers, places).reshape(*x.rows.shape, -1)
@@ -157,8 +161,7 @@ class TransposedCNN:
             fan = kernel * kernel * out
             shape = (kernel, kernel, depth, out)
             layer = draw_layer(k, shape, fan, self.activation, self.initialisation)
-            # inputs first, as the product wants them: turning the weights round would be work
-            layers.append(layer | {"weight": jnp.moveaxis(layer["weight"], 2, 0)})
+            layers.append(_inputs_first(layer))
             depth = out
         return tuple(layers), self.picture_shape
 
@@ -204,10 +207,17 @@ class TransposedCNN:
         """What the first layer draws, and the others."""
         # One pixel spreads one kernel: a product, of weights above all, and so in float32.
         first, *rest = params
-        shape = first["weight"].shape[1:]
-        drawn = (x @ first["weight"].reshape(x.shape[-1], -1)).reshape(*x.shape[:-1], *shape)
-        drawn = (drawn + first["bias"]).reshape(-1, *shape).astype(self.dtype)
-        return (ACTIVATIONS[self.activation](drawn) if rest else drawn), rest
+        shape, bias = first["weight"].shape[1:], first["bias"]
+        # Pictures are flat here: the compiler would turn them round to add up the bias's gradient.
+        bias = jnp.broadcast_to(bias, (*bias.shape[:-3], *shape)).reshape(*bias.shape[:-3], -1)
+        drawn = x @ first["weight"].reshape(x.shape[-1], -1) + bias
+        drawn = (ACTIVATIONS[self.activation](drawn) if rest else drawn).astype(self.dtype)
+        return drawn.reshape(-1, *shape), rest
+
+
+def _inputs_first(layer: dict[str, Array]) -> dict[str, Array]:
+    """A layer with its weight as [inputs, k, k, outputs]: products want it so, unturned."""
+    return layer | {"weight": jnp.moveaxis(layer["weight"], 2, 0)}
 
 
 @lru_cache(maxsize=8)
