@@ -1,8 +1,8 @@
 """Steps of Adam, and networks that follow others; on a GPU one kernel takes many arrays at once.
 
 Each of them alone is the work of a microsecond, and there are a dozen and a half in a model of
-pictures. A large weight has a kernel of its own, that also makes its gradient of the `Factors`;
-other large arrays take their steps by the compiler.
+pictures. Large arrays take their steps by the compiler, which may join them to what made the
+gradient.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,12 @@ import optax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from lofo.networks import factors, onchip
-from lofo.networks.factors import Factors
+from lofo.networks import onchip
 from lofo.types import Array, Tree
 
-LARGEST = factors.LEAST  # numbers of an array that the kernel takes
+LARGEST = 2**18  # numbers of an array that the kernel takes
 NUM_WORDS = 1024  # that a program takes
 NUM_WARPS = 4
-# of the kernel that multiplies: rows, columns and factors that a program takes at a time
-TILE = 64, 128, 64
-TILE_WARPS = 8
-
-
-def with_room(network: Any, params: Tree, num_rows: int) -> Tree:
-    """The parameters with room for factors, if this device likes them and the network has any."""
-    if network is None or not onchip.is_supported():
-        return params
-    return network.make_room(params, num_rows)
 
 
 def remember(params: Tree) -> Tree:
@@ -47,10 +36,7 @@ def descend(
     learning_rate: float | Array,
     epsilon: float | Array,
 ) -> tuple[Tree, Tree]:
-    """One step of `optax.adam`: the parameters and the optimiser's state behind it.
-
-    Layers of the gradient may have room for factors.
-    """
+    """One step of `optax.adam`: the parameters and the optimiser's state behind it."""
     if onchip.is_supported():
         return descend_together(params, gradient, state, learning_rate, epsilon)
     optimiser = optax.adam(learning_rate, eps=epsilon)
@@ -72,14 +58,12 @@ def descend_together(
     decays = jnp.array([onchip.DECAY_MEAN, onchip.DECAY_SQUARE])
     # One array for the kernel, which takes no other numbers than those of its programs.
     numbers = jnp.append(1 / (1 - decays**count), jnp.array([learning_rate, epsilon]))
-    kinds = params, adam.mu, adam.nu, factors.take_factors(gradient)
-    is_leaf = lambda x: isinstance(x, Factors)  # noqa: E731
-    columns = [jax.tree.leaves(tree, is_leaf=is_leaf) for tree in kinds]
+    columns = [jax.tree.leaves(tree) for tree in (params, adam.mu, adam.nu, gradient)]
     arrays = list(zip(*columns, strict=True))
-    small = [leaves for leaves in arrays if leaves[0].size < LARGEST]
+    small = [leaves for leaves in arrays if leaves[0].size <= LARGEST]
     taken = iter(_take(small, numbers, interpret) if small else ())
     found = [
-        next(taken) if leaves[0].size < LARGEST else _step_large(leaves, numbers, interpret)
+        next(taken) if leaves[0].size <= LARGEST else _step(leaves[:3], leaves[3], numbers)
         for leaves in arrays
     ]
     values, means, squares = (
@@ -93,54 +77,6 @@ def _step(old: tuple[Array, ...], slope: Array, numbers: Any) -> tuple[Array, ..
     return onchip.descend(
         (value, mean, square), slope, (numbers[0], numbers[1]), numbers[2], numbers[3]
     )
-
-
-def _step_large(leaves: tuple[Any, ...], numbers: Array, interpret: bool) -> tuple[Array, ...]:
-    *old, slope = leaves
-    if not isinstance(slope, Factors):
-        return _step((old[0], old[1], old[2]), slope, numbers)
-    sizes = slope.inputs.shape[-1], slope.slopes.shape[-1]
-    flat = [x.reshape(*slope.inputs.shape[:-2], *sizes) for x in old]
-
-    def take(old: list[Array], slope: Factors) -> list[Array]:
-        if any(n % own for n, own in zip((*sizes, len(slope.inputs)), TILE, strict=True)):
-            return list(_step((old[0], old[1], old[2]), slope.inputs.T @ slope.slopes, numbers))
-        return _multiply(old, slope, numbers, interpret)
-
-    for _ in slope.inputs.shape[:-2]:  # of layers that lie in a stack
-        take = jax.vmap(take)
-    return tuple(x.reshape(leaves[0].shape) for x in take(flat, slope))
-
-
-def _multiply(old: list[Array], slope: Factors, numbers: Array, interpret: bool) -> list[Array]:
-    """Value, mean and square of a weight behind a step, from those and the gradient's factors."""
-    num_rows, num_columns = old[0].shape
-    found: list[Array] = pl.pallas_call(
-        _multiply_kernel,
-        grid=(num_rows // TILE[0], num_columns // TILE[1]),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in old],
-        input_output_aliases={k: k for k in range(3)},
-        compiler_params=plt.CompilerParams(num_warps=TILE_WARPS, num_stages=2),
-        interpret=interpret,
-        name="multiply_and_descend",
-    )(*old, *slope, numbers)
-    return found
-
-
-def _multiply_kernel(*refs: Any) -> None:
-    *old, inputs, slopes, numbers = refs[:6]
-    rows, columns = (pl.program_id(k) * TILE[k] + jnp.arange(TILE[k]) for k in range(2))
-    at = rows[:, None], columns[None, :]
-    before = tuple(x[at] for x in old)  # asked for first: they travel while products are made
-
-    def add(k: Array | int, slope: Array) -> Array:
-        own = (k * TILE[2] + jnp.arange(TILE[2]))[:, None]
-        return slope + onchip.dot(inputs[own, rows[None]], slopes[own, columns[None]], trans_a=True)
-
-    nothing = jnp.zeros(TILE[:2], jnp.float32)
-    slope = jax.lax.fori_loop(0, len(inputs) // TILE[2], add, nothing)
-    for ref, array in zip(refs[6:], _step(before, slope, numbers), strict=True):
-        ref[at] = array
 
 
 def _take(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lofo.agents.base import Appetite
-from lofo.agents.descent import descend, follow, remember, with_room
+from lofo.agents.descent import descend, follow, remember
 from lofo.agents.losses import (
     dynamics_loss,
     planning_target,
@@ -188,8 +188,9 @@ class DynaQ:
     def _learn_model(
         self, state: DynaQState, batch: tuple[Transition, Array]
     ) -> tuple[DynaQState, Metrics]:
-        model = with_room(self._pictures, state.model, len(batch[1]))
-        (_, metrics), gradient = jax.value_and_grad(self.model_loss, has_aux=True)(model, *batch)
+        (_, metrics), gradient = jax.value_and_grad(self.model_loss, has_aux=True)(
+            state.model, *batch
+        )
         rates = self.model_learning_rate, self.adam_epsilon
         model, optimiser = descend(state.model, gradient, state.model_optimiser, *rates)
         return state._replace(model=model, model_optimiser=optimiser), metrics
@@ -230,10 +231,9 @@ class DynaQ:
         self, state: DynaQState, batch: tuple[Array, Array, Array]
     ) -> tuple[DynaQState, Metrics]:
         observation, action, target = batch
-        value = with_room(self._value, state.value, len(action))
         loss, gradient = jax.value_and_grad(
             lambda value: value_loss(self._value.apply(value, observation), action, target)
-        )(value)
+        )(state.value)
         rates = self.value_learning_rate, self.adam_epsilon
         value, optimiser = descend(state.value, gradient, state.value_optimiser, *rates)
         return state._replace(value=value, value_optimiser=optimiser), {"value_loss": loss}
@@ -294,5 +294,5 @@ class DynaQ:
         return PictureModel(*parts, self.output_init, self.stack_model)
 
     @property
-    def _value(self) -> Chain:
+    def _value(self) -> Network:
         return Chain((self.value, linear(self.num_actions, self.output_init)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -55,13 +54,6 @@ class PictureModel:
         heads = [_first(self._answer.init(key, joined)[0], part) for _, key in pairs[1:]]
         return PictureParams(self._bundle(encoders), decoder, self._bundle(heads))
 
-    def make_room(self, params: PictureParams, num_rows: int) -> PictureParams:
-        """The same with room for the factors of large gradients, behind the encoders."""
-        make = partial(self._answer.make_room, num_rows=num_rows)
-        heads = jax.vmap(make)(params.heads) if self.is_stacked else tuple(map(make, params.heads))
-        decoder = self.decoder.make_room(params.decoder, num_rows)
-        return params._replace(decoder=decoder, heads=heads)
-
     def apply(self, params: PictureParams, x: Array, action: Array) -> tuple[Array, Array, Array]:
         """What the dynamics draw [..., *picture], the reward [...] and the termination logit [...].
 
@@ -103,7 +95,7 @@ class PictureModel:
         return tuple(parts)
 
     @property
-    def _answer(self) -> Chain:
+    def _answer(self) -> Network:
         return Chain((self.head, linear(1, self.output_init)))
 
 
@@ -116,8 +108,7 @@ def _tell(params: Tree, action: Array) -> Tree:
         flat = layer["action"].reshape(action.shape[-1], -1)
         said = sum(part[..., None] * row for part, row in zip(each, flat, strict=True))
         said = said.reshape(*action.shape[:-1], *layer["action"].shape[1:])
-        rest = {name: x for name, x in layer.items() if name != "action"}
-        return rest | {"bias": layer["bias"] + said}
+        return {"weight": layer["weight"], "bias": layer["bias"] + said}
 
     return _first(params, shift)
 

@@ -12,7 +12,6 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from lofo.networks.factors import make_room, multiply
 from lofo.types import Array, Key, Tree
 
 Activation = Literal["tanh", "relu", "elu", "none"]
@@ -111,12 +110,8 @@ class MLP:
 
     def apply(self, params: Tree, x: Array) -> Array:
         for layer in params:
-            x = finish(multiply(layer, x), layer["bias"], self.activation)
+            x = finish(x @ layer["weight"], layer["bias"], self.activation)
         return x
-
-    def make_room(self, params: Tree, num_rows: int) -> Tree:
-        """The layers with room for the factors of large gradients: `factors`."""
-        return tuple(make_room(layer, num_rows) for layer in params)
 
 
 def linear(size: int, initialisation: Initialisation = "kaiming") -> MLP:
@@ -158,13 +153,6 @@ class Chain:
         for part, part_params in zip(self.parts, params, strict=True):
             x = part.apply(part_params, x)
         return x
-
-    def make_room(self, params: Tree, num_rows: int) -> Tree:
-        """The parts with room for the factors of large gradients, where they know of such."""
-        return tuple(
-            part.make_room(own, num_rows) if isinstance(part, MLP | Chain) else own
-            for part, own in zip(self.parts, params, strict=True)
-        )
 
 
 IDENTITY = Chain()

@@ -183,9 +183,9 @@ def _train_kernel(
             if k > 1:
                 ahead = _read(values, origin + net.offsets[k - 1][0], net.shapes[k - 1])
             gradient[_places(bias_at, slope.shape[1:])] = jnp.sum(slope, axis=0)
-            gradient[_places(weight_at, net.shapes[k])] = dot(given[k], slope, trans_a=True)
+            gradient[_places(weight_at, net.shapes[k])] = _dot(given[k], slope, trans_a=True)
             if k:
-                below = dot(slope, weights_above, trans_b=True)
+                below = _dot(slope, weights_above, trans_b=True)
                 slope = below * (1 - given[k] * given[k])
                 if k - 1 == net.join:  # what joined came from outside: no layer learns from it
                     _, columns = _grid(slope.shape)
@@ -240,7 +240,7 @@ def _forward(
         weight = ahead
         if k < len(biases) - 1:
             ahead = read(k + 1)
-        x = dot(x, weight) + bias[None, :]
+        x = _dot(x, weight) + bias[None, :]
         if k < len(biases) - 1:
             x = _tanh(x)
             x = x + extra if k == net.join and extra is not None else x
@@ -284,8 +284,7 @@ def _grid(shape: tuple[int, ...]) -> tuple[Array, Array]:
     return jnp.arange(shape[0])[:, None], jnp.arange(shape[1])[None, :]
 
 
-def dot(a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False) -> Array:
-    """A product of tiles."""
+def _dot(a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False) -> Array:
     contracted = ((0 if trans_a else 1,), (1 if trans_b else 0,))
     return jax.lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)
 

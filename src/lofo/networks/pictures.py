@@ -26,7 +26,6 @@ from lofo.networks.blocks import (
     draw_layer,
 )
 from lofo.networks.convolutions import convolve, spread_all
-from lofo.networks.factors import make_room, multiply
 from lofo.networks.gallery import Gallery, Picked, add_up, atlas, look_up, see_through
 from lofo.networks.sliding import Goal
 from lofo.networks.tiles import deepen
@@ -172,11 +171,6 @@ class TransposedCNN:
             drawn = spread_all(drawn, rest, self.strides[1:], self.activation)
         return drawn.reshape(*x.shape[:-1], *drawn.shape[1:]).astype(jnp.float32)
 
-    def make_room(self, params: Tree, num_rows: int) -> Tree:
-        """The layers with room for the factors of the first one's gradient, if that is large."""
-        first, *rest = params
-        return make_room(first, num_rows), *rest
-
     def compares(self, before: Array | Picked, after: Array | Picked) -> bool:
         """Whether `miss` knows these pictures, and this device."""
         is_listed = (
@@ -216,7 +210,7 @@ class TransposedCNN:
         shape, bias = first["weight"].shape[1:], first["bias"]
         # Pictures are flat here: the compiler would turn them round to add up the bias's gradient.
         bias = jnp.broadcast_to(bias, (*bias.shape[:-3], *shape)).reshape(*bias.shape[:-3], -1)
-        drawn = multiply(first, x) + bias
+        drawn = x @ first["weight"].reshape(x.shape[-1], -1) + bias
         drawn = (ACTIVATIONS[self.activation](drawn) if rest else drawn).astype(self.dtype)
         return drawn.reshape(-1, *shape), rest
 
