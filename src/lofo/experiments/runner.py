@@ -207,6 +207,7 @@ class _Execution:
         pack = self.pack
         num_cycles = block.learning // pack.lead.schedule.steps_per_update
         metrics: Metrics = {name: s / num_cycles for name, s in sums.items()}
+        learnt = time.monotonic()
         metrics |= loop.judge(
             pack, runs, evaluation_tasks(pack, block.phase), jnp.int32(block.last_step)
         )
@@ -217,11 +218,9 @@ class _Execution:
             recorder.write(
                 _rows(experiment.id, experiment.seeds, block.phase, block.last_step, part)
             )
-        seconds = time.monotonic() - began
-        timing = Row(
-            pack.lead.id, ALL_SEEDS, block.phase, block.last_step, f"{TIMING}seconds", seconds
-        )
-        recorder.write([timing])
+        now = time.monotonic()
+        spent = {f"{TIMING}seconds": [now - began], f"{TIMING}evaluation": [now - learnt]}
+        recorder.write(_rows(pack.lead.id, (ALL_SEEDS,), block.phase, block.last_step, spent))
         returns = metrics["return"]
         return float(returns[np.isfinite(returns)].mean())
 
