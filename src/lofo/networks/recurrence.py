@@ -45,6 +45,18 @@ def apply_layer(layer: Layer, x: Array) -> Array:
     return x + layer["bias"] if "bias" in layer else x
 
 
+@jax.custom_vjp
+def once(x: Array) -> Array:
+    """x, for a step to take a state by whose slope is a sum.
+
+    Without it the compiler computes that sum again in each of the steps in a row behind it.
+    """
+    return x
+
+
+once.defvjp(lambda x: (x, None), lambda _, slope: (jax.lax.optimization_barrier(slope),))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroll(step: Step, layers: Layers, state: Tree, inputs: Tree) -> tuple[Tree, Tree]:
     """The states after each step and its outputs, [T, ...] like the inputs.
@@ -81,37 +93,47 @@ def _backward(step: Step, kept: Any, slopes: Any) -> tuple[Layers, Tree, Tree]:
         return step(apply, layers, before, inputs), outcomes
 
     def back(slope: Tree, given: Any) -> tuple[Tree, Tree]:
-        (before, inputs, outcomes), (own, output) = given
-        slope, known = jax.tree.map(jnp.add, slope, own), iter(outcomes)
-
-        def apply(layer: Layer, x: Array) -> Array:
-            return _recall(layer, x, next(known))
-
-        _, pull_back = jax.vjp(lambda before: step(apply, layers, before, inputs), before)
-        return pull_back((slope, output))[0], slope
+        way_back, (own, output) = given
+        slope = jax.tree.map(jnp.add, slope, own)
+        return way_back((slope, output))[0], slope
 
     _, pull_back, outcomes = jax.vjp(whole, layers, inputs, has_aux=True)
+    ways_back = jax.vmap(partial(_way_back, step, layers))(before, inputs, outcomes)
     nothing = jax.tree.map(lambda x: jnp.zeros_like(x[0]), slopes[0])
-    given = (before, inputs, outcomes), slopes
     steps = in_a_row(len(outcomes[0]))
+    given = ways_back, slopes
     first, all_slopes = jax.lax.scan(back, nothing, given, reverse=True, unroll=steps)
     of_layers, of_inputs = pull_back((all_slopes, slopes[1]))
     return of_layers, first, of_inputs
 
 
+def _way_back(step: Step, layers: Layers, before: Tree, inputs: Tree, outcomes: Any) -> Any:
+    """The slopes that pass one step back, as a function with all that is known ahead of them.
+
+    That is a tree of arrays, so `vmap` finds it for all steps, and a loop has only slopes left to
+    multiply. Weights are no part of it: every step would have its own.
+    """
+    known = iter(outcomes)
+
+    def apply(layer: Layer, x: Array) -> Array:
+        product = partial(apply_layer, {"weight": layer["weight"]})
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return _recall(lambda slope: jax.linear_transpose(product, like)(slope), x, next(known))
+
+    return jax.vjp(lambda before: step(apply, layers, before, inputs), before)[1]
+
+
 unroll.defvjp(_forward, _backward)
 
 
-@jax.custom_vjp
-def _recall(layer: Layer, x: Array, outcome: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _recall(pull_back: Callable[[Array], tuple[Array]], x: Array, outcome: Array) -> Array:
     """A layer's outcome, known already; slopes pass to x."""
-    del layer, x
+    del pull_back, x
     return outcome
 
 
-def _recall_back(kept: tuple[Layer, Array], slope: Array) -> tuple[None, Array, None]:
-    layer, x = kept
-    return None, jax.vjp(partial(apply_layer, layer), x)[1](slope)[0], None
-
-
-_recall.defvjp(lambda layer, x, outcome: (outcome, (layer, x)), _recall_back)
+_recall.defvjp(
+    lambda pull_back, x, outcome: (outcome, None),
+    lambda pull_back, kept, slope: (*pull_back(slope), None),
+)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, widen
 from lofo.networks.distributions import Discrete, Gaussian, Latent, Statistics
 from lofo.networks.onchip import is_supported
-from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, unroll
+from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, once, unroll
 from lofo.networks.rollout import Rollout
 from lofo.types import Array, Key, Tree
 
@@ -259,7 +259,7 @@ class RSSM:
         is_first = given.is_first[..., None]
         # the latent is forgotten behind its product, where nothing need be written for it
         driven = jnp.where(is_first, 0.0, apply(layers["input"], state.stochastic)) + given.action
-        before = jnp.where(is_first, 0.0, state.deterministic)
+        before = jnp.where(is_first, 0.0, once(state.deterministic))
         deterministic = self._advance(apply, layers, before, driven)
         hidden = self._activate(apply(layers["posterior"], deterministic) + given.embedding)
         raw = apply(layers["posterior_out"], hidden)
