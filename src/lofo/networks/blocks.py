@@ -33,10 +33,25 @@ def _relu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
     return y, jnp.where(y > 0, *tangents, 0)
 
 
+@jax.custom_jvp
+def elu(x: Array) -> Array:
+    """x, and e^x - 1 below 0; its gradient, too, asks the outcome."""
+    wide = x.astype(jnp.float32)
+    # expm1 is many instructions, and keeps digits near 0 that bfloat16 beside larger numbers lacks
+    low = jnp.expm1(wide) if x.dtype == jnp.float32 else jnp.exp(wide) - 1
+    return jnp.where(wide > 0, wide, low).astype(x.dtype)
+
+
+@elu.defjvp
+def _elu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y, (tangent,) = elu(*primals), tangents
+    return y, tangent * jnp.where(y > 0, 1, y + 1)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "relu": relu,
-    "elu": jax.nn.elu,
+    "elu": elu,
     "none": lambda x: x,
 }
 # Kaiming-uniform bounds are gain * sqrt(3 / fan_in); an output layer counts as relu, as in LoCA2.
