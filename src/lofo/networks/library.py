@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from lofo.networks.blocks import finish
+from lofo.networks.blocks import finish, widen
 from lofo.networks.tiles import cut, cut_kernel
 from lofo.types import Array
 
@@ -66,9 +66,12 @@ class Library:
         rows, columns = (
             (n - self.kernel) // self.stride * self.stride + self.kernel for n in x.shape[1:3]
         )
+        x, weight = cut(x[:, :rows, :columns], block), cut_kernel(weight, block)
+        if x.dtype == jnp.bfloat16:  # else the library would copy the pictures for that
+            x, weight = widen(x, 3), widen(weight, 2)
         return jax.lax.conv_general_dilated(
-            cut(x[:, :rows, :columns], block),
-            cut_kernel(weight, block),
+            x,
+            weight,
             (self.stride // block,) * 2,
             "VALID",
             dimension_numbers=LAYOUT,
