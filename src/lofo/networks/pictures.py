@@ -205,12 +205,16 @@ class TransposedCNN:
 
     def _begin(self, params: Tree, x: Array) -> tuple[Array, Tree]:
         """What the first layer draws, and the others."""
-        # One pixel spreads one kernel: a product, of weights above all, and so in float32.
+        # One pixel spreads one kernel: a product, of weights above all, and so in float32, unless
+        # there are so many rows that they keep a GPU busy.
         first, *rest = params
         shape, bias = first["weight"].shape[1:], first["bias"]
+        weight = first["weight"].reshape(x.shape[-1], -1)
+        if x.size // len(weight) * weight.size >= patchless.ENOUGH:
+            x, weight = x.astype(self.dtype), weight.astype(self.dtype)
         # Pictures are flat here: the compiler would turn them round to add up the bias's gradient.
         bias = jnp.broadcast_to(bias, (*bias.shape[:-3], *shape)).reshape(*bias.shape[:-3], -1)
-        drawn = x @ first["weight"].reshape(x.shape[-1], -1) + bias
+        drawn = (x @ weight).astype(jnp.float32) + bias
         drawn = (ACTIVATIONS[self.activation](drawn) if rest else drawn).astype(self.dtype)
         return drawn.reshape(-1, *shape), rest
 
