@@ -120,22 +120,32 @@ def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun):
     starts = model.rssm.begin((num,))
     weights = 0.9 ** jnp.arange(SMALL.horizon - 1)[:, None]
 
-    def promise(actor, nudges):
-        state = begun._replace(actor=actor)
-        dream = SMALL._dream(state, starts, noise, lots, nudges)
-        return jnp.mean(weights * dream.returns[1:]), dream
+    def promise(actor):
+        def step(now, given):
+            noise, lot = given
+            action = SMALL._policy(actor, jax.lax.stop_gradient(model.features(now))).sample(lot)
+            now = model.imagine_by(begun.model, now, action, noise)
+            return now, now
+
+        _, states = jax.lax.scan(step, starts, (noise, lots))
+        states = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), starts, states)
+        features = model.features(states)
+        rewards = model.reward(begun.model, features[:-1])
+        values = SMALL._value(begun.target, features)
+        returns = lambda_returns(rewards, values, SMALL.discount, SMALL.trace)
+        return jnp.mean(weights * returns[1:]), (features, rewards, returns)
 
     def both(actor):
-        nudges = jnp.zeros_like(lots)
-        expected, _ = jax.grad(lambda a: promise(a, nudges), has_aux=True)(actor)
-        slope, dream = jax.grad(lambda n: promise(actor, n), has_aux=True)(nudges)
+        (promised, plain), expected = jax.value_and_grad(promise, has_aux=True)(actor)
+        dream = SMALL._dream(begun._replace(actor=actor), starts, noise, lots)
         loss = jax.grad(SMALL._actor_loss, has_aux=True)
-        return expected, loss(actor, dream.features[:-1], lots, slope)[0]
+        found = loss(actor, dream.features[:-1], lots, dream.slope)[0]
+        return (promised, plain, expected), (dream.promise, tuple(dream[:3]), found)
 
-    expected, found = jit(both)(begun.actor)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(-x, y, rtol=1e-3, atol=1e-6), expected, found
-    )
+    (promised, plain, expected), (found_promised, found_plain, found) = jit(both)(begun.actor)
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
+    jax.tree.map(lambda x, y: close(-x, y), expected, found)
+    jax.tree.map(close, (promised, plain), (found_promised, found_plain))
     assert all(x.any() for x in jax.tree.leaves(found))
 
 

@@ -5,8 +5,9 @@ imagined from every state of the batch. The reward of a dream's step is read off
 at, as in the world model.
 
 The actor sees features but sends no gradient through them, so the return reaches it through its
-actions alone. Backwards, the loop thus carries only the slope of the return by each action; the
-actor's own gradient, like the rewards and the values, is then computed for all steps at once.
+actions alone. So the loop that dreams has no way back of its own: rewards, values and their slopes
+are computed for all steps at once, then one loop back finds the slope of the return by each action,
+and the actor's own gradient follows for all steps at once again.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from lofo.networks.distributions import (
     truncated_normal,
     unit_gaussian_log_density,
 )
-from lofo.networks.recurrence import in_a_row, lean
+from lofo.networks.recurrence import in_a_row
 from lofo.types import Array, Batch, Key, LofoError, Metrics, Step, Tree
 
 
@@ -48,6 +49,8 @@ class Dream(NamedTuple):
     features: Array  # [H + 1, M, feature_size]
     rewards: Array  # [H, M], of the states acted in
     returns: Array  # [H, M]
+    promise: Array  # [], what the actor wants more of
+    slope: Array  # [H, M, action_size], of the promise by each action
 
 
 def lambda_returns(rewards: Array, values: Array, discount: float, trace: float) -> Array:
@@ -187,15 +190,10 @@ class Dreamer:
         noise = self.model.rssm.latent.noise(key_latent, shape)
         lots = jax.random.uniform(key_lots, (*shape, self.model.action_size))
 
-        def promise(nudges: Array) -> tuple[Array, Dream]:
-            dream = self._dream(state, starts, noise, lots, nudges)
-            return jnp.mean(self._weights[:-1] * dream.returns[1:]), dream
-
-        no_nudges = jnp.zeros_like(lots)
-        (objective, dream), slope = jax.value_and_grad(promise, has_aux=True)(no_nudges)
+        dream = self._dream(state, starts, noise, lots)
         features, returns = dream.features[:-1], dream.returns
         actor_slope, entropy = jax.grad(self._actor_loss, has_aux=True)(
-            state.actor, features, lots, slope
+            state.actor, features, lots, dream.slope
         )
         value_loss, value_slope = jax.value_and_grad(self._value_loss)(
             state.value, features, returns
@@ -213,7 +211,7 @@ class Dreamer:
             state.value,
         )
         metrics = {
-            "actor_loss": -objective - self.entropy_scale * entropy,
+            "actor_loss": -dream.promise - self.entropy_scale * entropy,
             "value_loss": value_loss,
             "actor_entropy": entropy,
             "dream_reward": jnp.mean(dream.rewards),
@@ -222,30 +220,38 @@ class Dreamer:
         state = state._replace(actor=actor, actor_optimiser=actor_optimiser)
         return state._replace(value=value, value_optimiser=value_optimiser), metrics
 
-    def _dream(
-        self, state: DreamerState, starts: RSSMState, noise: Array, lots: Array, nudges: Array
-    ) -> Dream:
-        """Follows the actor; nudges of 0 give the slopes by its actions."""
+    def _dream(self, state: DreamerState, starts: RSSMState, noise: Array, lots: Array) -> Dream:
+        """Follows the actor."""
         # here once, or every step would take apart and, in half precision, cast all weights again
         actor = self.model.cast(state.actor[0]), state.actor[1]
         layers = self.model.rssm.apart(self.model.recurrent(state.model))
         model = state.model._replace(rssm=layers)
 
-        def step(now: RSSMState, given: tuple[Array, Array, Array]) -> tuple[RSSMState, RSSMState]:
-            noise, lot, nudge = given
-            features = jax.lax.stop_gradient(self.model.features(now))
-            action = self._policy(actor, features).sample(lot) + nudge
-            now = self.model.imagine_by(model, now, action, noise)
-            return now, now
+        def step(now: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, Any]:
+            noise, lot = given
+            # rounded as the networks read them, which leaves the latent as it is
+            features = self.model.features(now).astype(self.model.compute_dtype)
+            action = self._policy(actor, features).sample(lot)
+            then = self.model.imagine_by(model, now, action, noise)
+            return then, (features, now.deterministic, action)
 
-        given = noise, lots, nudges
-        _, states = jax.lax.scan(lean(step), starts, given, unroll=in_a_row(self.horizon))
-        states = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), starts, states)
-        features = self.model.features(states)
-        rewards = self.model.reward(state.model, features[:-1])
-        values = self._value(state.target, features)
-        returns = lambda_returns(rewards, values, self.discount, self.trace)
-        return Dream(features, rewards, returns)
+        def promise(features: Array) -> tuple[Array, tuple[Array, Array]]:
+            rewards = self.model.reward(state.model, features[:-1])
+            values = self._value(state.target, features)
+            returns = lambda_returns(rewards, values, self.discount, self.trace)
+            return jnp.mean(self._weights[:-1] * returns[1:]), (rewards, returns)
+
+        last, (features, deterministic, actions) = jax.lax.scan(
+            step, starts, (noise, lots), unroll=in_a_row(self.horizon)
+        )
+        ending = self.model.features(last).astype(features.dtype)
+        features = jnp.concatenate([features, ending[None]]).astype(jnp.float32)
+        (promised, (rewards, returns)), slope = jax.value_and_grad(promise, has_aux=True)(features)
+        size = self.model.rssm.latent.size
+        before = RSSMState(deterministic, features[:-1, :, :size])
+        slopes = RSSMState(slope[1:, :, size:], slope[1:, :, :size])
+        by_action = self.model.rssm.blame(layers, before, actions, noise, slopes)
+        return Dream(features, rewards, returns, promised, by_action)
 
     def _actor_loss(
         self, actor: Tree, features: Array, lots: Array, slope: Array

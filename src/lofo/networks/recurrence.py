@@ -5,8 +5,6 @@ a scan keeps in every step whatever its way back asks for, and adds up the gradi
 step by step: each is one more kernel in every step. Here the loop forth keeps its states alone, and
 the loop back the slopes of the states. From these all else follows for all steps at once: the
 outputs, what the way back asks for, and the gradients of the weights.
-
-Other loops keep the outcomes of products, and what follows from them is computed again: `lean`.
 """
 
 from collections.abc import Callable
@@ -24,8 +22,6 @@ Apply: TypeAlias = Callable[[Layer, Array], Array]
 Step: TypeAlias = Callable[[Apply, Layers, Tree, Tree], tuple[Tree, Tree]]
 
 MOST_IN_A_ROW = 6
-
-lean = partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
 
 
 def in_a_row(num_steps: int, most: int = MOST_IN_A_ROW) -> int:
@@ -83,14 +79,7 @@ def _backward(step: Step, kept: Any, slopes: Any) -> tuple[Layers, Tree, Tree]:
     layers, before, inputs = kept
 
     def whole(layers: Layers, inputs: Tree) -> tuple[Any, list[Array]]:
-        """All steps at once, and the outcomes of their layers."""
-        outcomes = []
-
-        def apply(layer: Layer, x: Array) -> Array:
-            outcomes.append(apply_layer(layer, x))
-            return outcomes[-1]
-
-        return step(apply, layers, before, inputs), outcomes
+        return _whole(step, layers, before, inputs)
 
     def back(slope: Tree, given: Any) -> tuple[Tree, Tree]:
         way_back, (own, output) = given
@@ -99,12 +88,47 @@ def _backward(step: Step, kept: Any, slopes: Any) -> tuple[Layers, Tree, Tree]:
 
     _, pull_back, outcomes = jax.vjp(whole, layers, inputs, has_aux=True)
     ways_back = jax.vmap(partial(_way_back, step, layers))(before, inputs, outcomes)
-    nothing = jax.tree.map(lambda x: jnp.zeros_like(x[0]), slopes[0])
-    steps = in_a_row(len(outcomes[0]))
-    given = ways_back, slopes
-    first, all_slopes = jax.lax.scan(back, nothing, given, reverse=True, unroll=steps)
+    first, all_slopes = _run_back(back, slopes[0], (ways_back, slopes))
     of_layers, of_inputs = pull_back((all_slopes, slopes[1]))
     return of_layers, first, of_inputs
+
+
+def trace_back(step: Step, layers: Layers, before: Tree, inputs: Tree, slopes: Tree) -> Tree:
+    """The slopes of inputs, by those of the states [T, ...] that steps led to from `before`.
+
+    For steps that were taken already, and layers that do not learn.
+    """
+
+    def states(*given: Any) -> tuple[Tree, tuple[()]]:
+        return step(*given)[0], ()
+
+    def back(slope: Tree, given: Any) -> tuple[Tree, Tree]:
+        way_back, own = given
+        found: tuple[Tree, Tree] = way_back((jax.tree.map(jnp.add, slope, own), ()))
+        return found
+
+    _, outcomes = _whole(step, layers, before, inputs)
+    ways_back = jax.vmap(partial(_way_back, states, layers))(before, inputs, outcomes)
+    return _run_back(back, slopes, (ways_back, slopes))[1]
+
+
+def _run_back(back: Any, slopes: Tree, given: Any) -> tuple[Tree, Tree]:
+    """A scan from the last step to the first, from behind which no slope comes."""
+    nothing = jax.tree.map(lambda x: jnp.zeros_like(x[0]), slopes)
+    steps = in_a_row(len(jax.tree.leaves(slopes)[0]))
+    found: tuple[Tree, Tree] = jax.lax.scan(back, nothing, given, reverse=True, unroll=steps)
+    return found
+
+
+def _whole(step: Step, layers: Layers, before: Tree, inputs: Tree) -> tuple[Any, list[Array]]:
+    """All steps at once, and the outcomes of their layers."""
+    outcomes = []
+
+    def apply(layer: Layer, x: Array) -> Array:
+        outcomes.append(apply_layer(layer, x))
+        return outcomes[-1]
+
+    return step(apply, layers, before, inputs), outcomes
 
 
 def _way_back(step: Step, layers: Layers, before: Tree, inputs: Tree, outcomes: Any) -> Any:
@@ -120,7 +144,7 @@ def _way_back(step: Step, layers: Layers, before: Tree, inputs: Tree, outcomes: 
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return _recall(lambda slope: jax.linear_transpose(product, like)(slope), x, next(known))
 
-    return jax.vjp(lambda before: step(apply, layers, before, inputs), before)[1]
+    return jax.vjp(partial(step, apply, layers), before, inputs)[1]
 
 
 unroll.defvjp(_forward, _backward)

@@ -9,6 +9,7 @@ prior, the gradients of the weights), for all steps at once: four products a ste
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, widen
 from lofo.networks.distributions import Discrete, Gaussian, Latent, Statistics
 from lofo.networks.onchip import is_supported
-from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, once, unroll
+from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, once, trace_back, unroll
 from lofo.networks.rollout import Rollout
 from lofo.types import Array, Key, Tree
 
@@ -137,10 +138,19 @@ class RSSM:
     ) -> tuple[RSSMState, Statistics]:
         """`imagine` for loops, which have drawn their noise ahead."""
         layers = self.apart(params)
-        driven = apply_layer(layers["input"], state.stochastic) + _act_on(layers, action)
-        deterministic = self._advance(apply_layer, layers, state.deterministic, driven)
-        prior = self.prior(layers, deterministic)
-        return RSSMState(deterministic, self.latent.sample(prior, noise)), prior
+        return self._imagine_step(apply_layer, layers, state, (_act_on(layers, action), noise))
+
+    def blame(
+        self, params: Layers, before: RSSMState, actions: Array, noise: Array, slopes: RSSMState
+    ) -> Array:
+        """The slopes of actions [T, ..., action_size] taken in states, by those of the states that
+        `imagine_by` led to.
+        """
+        layers = self.apart(params)
+        parts, pull_back = jax.vjp(partial(_act_on, layers), actions)
+        of_parts, _ = trace_back(self._imagine_step, layers, before, (parts, noise), slopes)
+        (found,) = pull_back(of_parts)
+        return found
 
     def imagine_window(
         self, params: Layers, state: RSSMState, actions: Array, key: Key
@@ -265,6 +275,16 @@ class RSSM:
         raw = apply(layers["posterior_out"], hidden)
         posterior: Statistics = self.latent.statistics(raw)
         return RSSMState(deterministic, self.latent.sample(posterior, given.noise)), raw
+
+    def _imagine_step(
+        self, apply: Apply, layers: Layers, state: RSSMState, given: tuple[Array, Array]
+    ) -> tuple[RSSMState, Statistics]:
+        action_part, noise = given
+        driven = apply(layers["input"], state.stochastic) + action_part
+        deterministic = self._advance(apply, layers, once(state.deterministic), driven)
+        hidden = self._activate(apply(layers["prior"], deterministic))
+        prior: Statistics = self.latent.statistics(apply(layers["prior_out"], hidden))
+        return RSSMState(deterministic, self.latent.sample(prior, noise)), prior
 
     def _advance(self, apply: Apply, layers: Layers, deterministic: Array, driven: Array) -> Array:
         """The GRU; `driven` is the input layer's outcome."""
