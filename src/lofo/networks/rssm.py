@@ -17,12 +17,12 @@ import jax.numpy as jnp
 
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, widen
 from lofo.networks.distributions import Discrete, Gaussian, Latent, Statistics
+from lofo.networks.gru import act_on, gate
 from lofo.networks.onchip import is_supported
 from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, once, trace_back, unroll
 from lofo.networks.rollout import Rollout
 from lofo.types import Array, Key, Tree
 
-NORM_EPSILON = 1e-3  # Keras' default
 MOST_AHEAD = 12  # steps in a row where there is no way back: all of a plan
 
 
@@ -138,16 +138,14 @@ class RSSM:
     ) -> tuple[RSSMState, Statistics]:
         """`imagine` for loops, which have drawn their noise ahead."""
         layers = self.apart(params)
-        return self._imagine_step(apply_layer, layers, state, (_act_on(layers, action), noise))
+        return self._imagine_step(apply_layer, layers, state, (act_on(layers, action), noise))
 
     def blame(
         self, params: Layers, before: RSSMState, actions: Array, noise: Array, slopes: RSSMState
     ) -> Array:
-        """The slopes of actions [T, ..., action_size] taken in states, by those of the states that
-        `imagine_by` led to.
-        """
+        """The slopes of actions [T, ..., size], by those of the states `imagine_by` led to."""
         layers = self.apart(params)
-        parts, pull_back = jax.vjp(partial(_act_on, layers), actions)
+        parts, pull_back = jax.vjp(partial(act_on, layers), actions)
         of_parts, _ = trace_back(self._imagine_step, layers, before, (parts, noise), slopes)
         (found,) = pull_back(of_parts)
         return found
@@ -173,9 +171,9 @@ class RSSM:
             now: tuple[RSSMState, Array], given: tuple[Array, Array]
         ) -> tuple[tuple[RSSMState, Array], RSSMState]:
             (state, of_gates), (action, noise) = now, given
-            driven = apply_layer(layers["input"], state.stochastic) + _act_on(layers, action)
+            driven = apply_layer(layers["input"], state.stochastic) + act_on(layers, action)
             gates = apply_layer(layers["gates"], self._activate(driven)) + of_gates
-            deterministic = self._gate(apply_layer, layers, gates, state.deterministic)
+            deterministic = gate(apply_layer, layers, gates, state.deterministic)
             of_gates, hidden = carry_on(deterministic)
             raw = apply_layer(layers["prior_out"], hidden)[..., : self.latent.raw_size]
             prior: Statistics = self.latent.statistics(raw)
@@ -254,7 +252,7 @@ class RSSM:
     ) -> tuple[Layers, Given]:
         """The layers of `_observe_step`, and all it is given."""
         layers = self.apart(params)
-        action_part = _act_on(layers, jnp.where(is_first[..., None], 0.0, action))
+        action_part = act_on(layers, jnp.where(is_first[..., None], 0.0, action))
         weight = params["posterior"]["weight"]
         seen = {"weight": weight[self.deterministic_size :], "bias": params["posterior"]["bias"]}
         embedding_part = apply_layer(seen, embedding)
@@ -289,30 +287,7 @@ class RSSM:
     def _advance(self, apply: Apply, layers: Layers, deterministic: Array, driven: Array) -> Array:
         """The GRU; `driven` is the input layer's outcome."""
         joined = jnp.concatenate([self._activate(driven), deterministic], axis=-1)
-        return self._gate(apply, layers, apply(layers["gates"], joined), deterministic)
-
-    def _gate(self, apply: Apply, layers: Layers, gates: Array, deterministic: Array) -> Array:
-        """The next state, by what the gates are given."""
-        if self.layer_norm:
-            gates = apply(layers["norm"], _standardise(gates))
-        reset, candidate, update = jnp.split(gates, 3, axis=-1)
-        candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
-        update = jax.nn.sigmoid(update - 1)  # biased towards remembering
-        return update * candidate + (1 - update) * deterministic
+        return gate(apply, layers, apply(layers["gates"], joined), deterministic)
 
     def _activate(self, x: Array) -> Array:
         return ACTIVATIONS[self.activation](x)
-
-
-def _act_on(layers: Layers, action: Array) -> Array:
-    """What actions add to the input layer: few numbers, so no product, and all their digits."""
-    rows = layers["action"]["weight"].astype(jnp.float32)
-    parts = (action[..., k, None] * row for k, row in enumerate(rows))
-    return sum(parts, layers["action"]["bias"])
-
-
-def _standardise(x: Array) -> Array:
-    """To mean 0 and variance 1 over the last axis."""
-    # both moments in one pass over x: one kernel less in every step
-    mean, square = jnp.mean(x, axis=-1, keepdims=True), jnp.mean(x**2, axis=-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(jnp.maximum(square - mean**2, 0.0) + NORM_EPSILON)
