@@ -100,7 +100,8 @@ def compile_for_gpu(program: Program) -> str:
         sys.exit("the compiler for GPUs is not installed: pip install 'jax[cuda13]'")
     function, given = program
     here = NamedSharding(Mesh(device.devices, ("gpu",)), PartitionSpec())
-    compiled = jax.jit(function, in_shardings=here, out_shardings=here)
+    # donated as a loop carries it, or whatever is written in place would be copied first
+    compiled = jax.jit(function, in_shardings=here, out_shardings=here, donate_argnums=0)
     lowered = compiled.trace(*given).lower(lowering_platforms=("cuda",))
     return lowered.compile().as_text()
 

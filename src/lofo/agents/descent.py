@@ -1,4 +1,4 @@
-"""Steps of Adam, and networks that follow others; on a GPU one kernel takes many arrays at once.
+"""Steps of Adam, norms, and networks that follow others; on a GPU one kernel takes many arrays.
 
 Each of them alone is the work of a microsecond, and there are a dozen and a half in a model of
 pictures. Large arrays take their steps by the compiler, which may join them to what made the
@@ -35,12 +35,22 @@ def descend(
     state: Tree,
     learning_rate: float | Array,
     epsilon: float | Array,
+    limit: float | None = None,
+    decay: float = 0.0,
 ) -> tuple[Tree, Tree]:
-    """One step of `optax.adam`: the parameters and the optimiser's state behind it."""
+    """One step of `optax.adam`: the parameters and the optimiser's state behind it.
+
+    `limit` is that of the gradient's norm; `decay` the share that parameters lose in every step.
+    """
     if onchip.is_supported():
-        return descend_together(params, gradient, state, learning_rate, epsilon)
+        return descend_together(params, gradient, state, learning_rate, epsilon, limit, decay)
+    if limit is not None:
+        scale = _scale(optax.tree.norm(gradient), limit)
+        gradient = jax.tree.map(lambda x: scale * x, gradient)
     optimiser = optax.adam(learning_rate, eps=epsilon)
     change, state = optimiser.update(gradient, state)
+    if decay:
+        change = jax.tree.map(lambda x, value: x - decay * value, change, params)
     return optax.apply_updates(params, change), state
 
 
@@ -50,14 +60,23 @@ def descend_together(
     state: Tree,
     learning_rate: float | Array,
     epsilon: float | Array,
+    limit: float | None = None,
+    decay: float = 0.0,
     interpret: bool = False,
 ) -> tuple[Tree, Tree]:
     """The same, with the small arrays in one kernel."""
     adam, *rest = state
     count = optax.safe_increment(adam.count)
     decays = jnp.array([onchip.DECAY_MEAN, onchip.DECAY_SQUARE])
+    scale: float | Array = 1.0
+    if limit is not None:
+        # Written down in order for its norm, it is read again, not computed and turned round again.
+        flat = jax.lax.optimization_barrier(jax.tree.map(jnp.ravel, gradient))
+        gradient = jax.tree.map(lambda x, like: x.reshape(like.shape), flat, gradient)
+        scale = _scale(norm_together(flat, interpret), limit)
     # One array for the kernel, which takes no other numbers than those of its programs.
-    numbers = jnp.append(1 / (1 - decays**count), jnp.array([learning_rate, epsilon]))
+    others = jnp.array([learning_rate, epsilon, scale, decay])
+    numbers = jnp.append(1 / (1 - decays**count), others)
     columns = [jax.tree.leaves(tree) for tree in (params, adam.mu, adam.nu, gradient)]
     arrays = list(zip(*columns, strict=True))
     small = [leaves for leaves in arrays if leaves[0].size <= LARGEST]
@@ -72,11 +91,37 @@ def descend_together(
     return values, (adam._replace(count=count, mu=means, nu=squares), *rest)
 
 
+def norm_together(tree: Tree, interpret: bool = False) -> Array:
+    """The length of all arrays as one vector: `optax.tree.norm`, its squares by one kernel."""
+    flat = [x.reshape(-1) for x in jax.tree.leaves(tree)]
+    sizes = [x.size for x in flat]
+    num_programs = sum(pl.cdiv(size, NUM_WORDS) for size in sizes)
+    squares = pl.pallas_call(
+        partial(_square_kernel, sizes),
+        grid=(num_programs,),
+        out_shape=jax.ShapeDtypeStruct((num_programs,), jnp.float32),
+        compiler_params=plt.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
+        interpret=interpret,
+        name="squares",
+    )(*flat)
+    return jnp.sqrt(jnp.sum(squares))
+
+
+def _scale(norm: Array, limit: float) -> Array:
+    """What keeps a gradient within a norm."""
+    return jnp.where(norm < limit, 1.0, limit / norm)
+
+
 def _step(old: tuple[Array, ...], slope: Array, numbers: Any) -> tuple[Array, ...]:
     value, mean, square = old
-    return onchip.descend(
-        (value, mean, square), slope, (numbers[0], numbers[1]), numbers[2], numbers[3]
+    found, mean, square = onchip.descend(
+        (value, mean, square),
+        numbers[4] * slope,
+        (numbers[0], numbers[1]),
+        numbers[2],
+        numbers[3],
     )
+    return found - numbers[5] * value, mean, square
 
 
 def _take(
@@ -137,6 +182,17 @@ def _descend_kernel(sizes: list[int], numbers: Any, *refs: Any) -> None:
         new = _step(tuple(old), slope, numbers)
         for ref, array in zip(found[k :: len(sizes)], new, strict=True):
             plt.store(ref.at[at], array, mask=inside)
+
+    _share(sizes, take, True)
+
+
+def _square_kernel(sizes: list[int], *refs: Any) -> None:
+    *given, found = refs
+    program = pl.program_id(0)
+
+    def take(k: int, at: Array, inside: Array) -> None:
+        words = plt.load(given[k].at[at], mask=inside, other=0.0)
+        plt.store(found.at[program], jnp.sum(words * words))
 
     _share(sizes, take, True)
 

@@ -19,6 +19,8 @@ import numpy as np
 import optax
 
 from lofo.agents.base import Appetite
+from lofo.agents.descent import descend
+from lofo.agents.returns import lambda_returns
 from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Discrete, RSSMState, TransposedCNN, linear
 from lofo.networks.distributions import (
@@ -51,19 +53,6 @@ class Dream(NamedTuple):
     returns: Array  # [H, M]
     promise: Array  # [], what the actor wants more of
     slope: Array  # [H, M, action_size], of the promise by each action
-
-
-def lambda_returns(rewards: Array, values: Array, discount: float, trace: float) -> Array:
-    """G_t = r_t + γ[(1-λ)V_{t+1} + λG_{t+1}], from rewards [H, ...] and values [H + 1, ...].
-
-    The recursion is linear, so all of it is one product with a fixed matrix.
-    """
-    num = len(rewards)
-    steps = np.arange(num)
-    decay = np.triu((discount * trace) ** np.maximum(steps - steps[:, None], 0.0))
-    ends = np.where(steps < num - 1, 1 - trace, 1.0).reshape(-1, *[1] * (rewards.ndim - 1))
-    inputs = rewards + discount * jnp.asarray(ends, jnp.float32) * values[1:]
-    return jnp.einsum("ts,s...->t...", jnp.asarray(decay, jnp.float32), inputs, precision="highest")
 
 
 @dataclass(frozen=True)
@@ -161,8 +150,9 @@ class Dreamer:
         self._check_actions(items)
         learn = jax.grad(self.model.loss, has_aux=True)
         slope, (starts, model_metrics) = learn(state.model, items, known, key_model)
-        optimiser = self._optimiser(self.model_learning_rate)
-        model, model_optimiser = _descend(optimiser, slope, state.model_optimiser, state.model)
+        model, model_optimiser = self._descend(
+            state.model, slope, state.model_optimiser, self.model_learning_rate
+        )
         state = state._replace(model=model, model_optimiser=model_optimiser)
         starts = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), starts)
         state, metrics = self._behave(state, starts, key_dream)
@@ -198,17 +188,11 @@ class Dreamer:
         value_loss, value_slope = jax.value_and_grad(self._value_loss)(
             state.value, features, returns
         )
-        actor, actor_optimiser = _descend(
-            self._optimiser(self.actor_learning_rate),
-            actor_slope,
-            state.actor_optimiser,
-            state.actor,
+        actor, actor_optimiser = self._descend(
+            state.actor, actor_slope, state.actor_optimiser, self.actor_learning_rate
         )
-        value, value_optimiser = _descend(
-            self._optimiser(self.value_learning_rate),
-            value_slope,
-            state.value_optimiser,
-            state.value,
+        value, value_optimiser = self._descend(
+            state.value, value_slope, state.value_optimiser, self.value_learning_rate
         )
         metrics = {
             "actor_loss": -dream.promise - self.entropy_scale * entropy,
@@ -287,11 +271,20 @@ class Dreamer:
         return jnp.asarray(self.discount ** np.arange(self.horizon), jnp.float32)[:, None]
 
     def _optimiser(self, learning_rate: float) -> Any:
+        """What `_descend` does, whose memory this is."""
         return optax.chain(
             optax.clip_by_global_norm(self.gradient_clip),
             optax.adam(learning_rate, eps=self.adam_epsilon),
             optax.add_decayed_weights(-self.weight_decay),  # behind the learning rate
         )
+
+    def _descend(
+        self, params: Tree, slope: Tree, memory: Tree, learning_rate: float
+    ) -> tuple[Tree, Tree]:
+        clip, adam, decay = memory
+        epsilon, limits = self.adam_epsilon, (self.gradient_clip, self.weight_decay)
+        params, adam = descend(params, slope, adam, learning_rate, epsilon, *limits)
+        return params, (clip, adam, decay)
 
 
 def _init_head(key: Key, body: MLP, input_shape: tuple[int, ...], size: int) -> Tree:
@@ -299,8 +292,3 @@ def _init_head(key: Key, body: MLP, input_shape: tuple[int, ...], size: int) -> 
     key_body, key_out = jax.random.split(key)
     params, shape = body.init(key_body, input_shape)
     return params, linear(size, "glorot").init(key_out, shape)[0]
-
-
-def _descend(optimiser: Any, slope: Tree, memory: Tree, params: Tree) -> tuple[Tree, Tree]:
-    change, memory = optimiser.update(slope, memory, params)
-    return optax.apply_updates(params, change), memory

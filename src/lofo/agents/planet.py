@@ -12,6 +12,7 @@ import optax
 
 from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
+from lofo.agents.descent import descend
 from lofo.agents.world_model import HingedKL, Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Gaussian, RSSMState, TransposedCNN
 from lofo.networks.blocks import widen
@@ -127,9 +128,10 @@ class PlaNet:
         items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))
         learn = jax.grad(self.model.loss, has_aux=True)
         gradient, (_, metrics) = learn(state.model, items, known, key)
-        change, optimiser = self._optimiser.update(gradient, state.optimiser)
-        model = optax.apply_updates(state.model, change)
-        return PlaNetState(model, optimiser, state.num_updates + 1), metrics
+        clip, adam = state.optimiser
+        rates = self.learning_rate, self.adam_epsilon, self.gradient_clip
+        model, adam = descend(state.model, gradient, adam, *rates)
+        return PlaNetState(model, (clip, adam), state.num_updates + 1), metrics
 
     def predict_reward(
         self, state: PlaNetState, observations: Array, actions: Array, key: Key
@@ -142,6 +144,7 @@ class PlaNet:
 
     @property
     def _optimiser(self) -> Any:
+        """What `descend` does, whose memory this is."""
         return optax.chain(
             optax.clip_by_global_norm(self.gradient_clip),
             optax.adam(self.learning_rate, eps=self.adam_epsilon),
