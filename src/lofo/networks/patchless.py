@@ -18,6 +18,7 @@ from lofo.networks.sliding import Sliding
 from lofo.types import Array
 
 SIZES = 16, 32, 64  # numbers of a place that our own kernels know
+SHORT, MANY = 2**10, 2**22  # numbers of a row, and of all pictures
 ENOUGH = 2**30  # multiplications that keep a GPU busy
 
 
@@ -161,6 +162,9 @@ def _before(activation: str, y: Array, change: Array) -> Array:
 
 def added(change: Array) -> Array:
     """The sum over all pixels: row upon row first, for few channels make short rows."""
-    *_, width, depth = change.shape
-    rows = change.astype(jnp.float32).reshape(-1, width * depth)
-    return rows.sum(0).reshape(width, depth).sum(0)
+    *_, height, width, depth = change.shape
+    rows = change.astype(jnp.float32).reshape(-1, height, width * depth)
+    if width * depth < SHORT and change.size >= MANY:
+        # picture by picture: over all of them, too few programs would do the work
+        rows = jax.lax.optimization_barrier(rows.sum(1))
+    return rows.reshape(-1, width * depth).sum(0).reshape(width, depth).sum(0)
