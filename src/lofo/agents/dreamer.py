@@ -209,14 +209,15 @@ class Dreamer:
         # here once, or every step would take apart and, in half precision, cast all weights again
         actor = self.model.cast(state.actor[0]), state.actor[1]
         layers = self.model.rssm.apart(self.model.recurrent(state.model))
-        model = state.model._replace(rssm=layers)
+        model = state.model._replace(rssm=self.model.rssm.reading_features(layers))
 
         def step(now: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, Any]:
             noise, lot = given
-            # rounded as the networks read them, which leaves the latent as it is
+            # rounded as all networks read them
             features = self.model.features(now).astype(self.model.compute_dtype)
             action = self._policy(actor, features).sample(lot)
-            then = self.model.imagine_by(model, now, action, noise)
+            read = now._replace(stochastic=features)
+            then = self.model.imagine_by(model, read, action, noise)
             return then, (features, now.deterministic, action)
 
         def promise(features: Array) -> tuple[Array, tuple[Array, Array]]:

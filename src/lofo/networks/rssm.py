@@ -97,6 +97,12 @@ class RSSM:
         action = {"weight": weight[size:], "bias": params["input"]["bias"]}
         return params | {"input": {"weight": weight[:size]}, "action": action}
 
+    def reading_features(self, params: Layers) -> Layers:
+        """`apart`, given all `features` for the latent: who reads them too shares the product."""
+        layers = self.apart(params)
+        margins = (0, self.deterministic_size), (0, 0)
+        return layers | {"input": {"weight": jnp.pad(layers["input"]["weight"], margins)}}
+
     def ahead(self, params: Layers) -> Layers:
         """The layers as `imagine_window` wants them: few large products, of aligned rows.
 
