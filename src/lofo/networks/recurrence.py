@@ -21,7 +21,7 @@ Layers: TypeAlias = dict[str, Layer]
 Apply: TypeAlias = Callable[[Layer, Array], Array]
 Step: TypeAlias = Callable[[Apply, Layers, Tree, Tree], tuple[Tree, Tree]]
 
-MOST_IN_A_ROW = 6
+MOST_IN_A_ROW = 10
 
 
 def in_a_row(num_steps: int, most: int = MOST_IN_A_ROW) -> int:
