@@ -112,3 +112,17 @@ def test_kernels_are_for_a_gpu_and_what_keeps_it_busy(monkeypatch: pytest.Monkey
         assert patchless.kernels_for(*given[:2], much, given[2]) == library
     with jax.default_matmul_precision(EVERY_DIGIT):
         assert patchless.kernels_for(x, 32, much, "relu") == Kernels(Library, EVERY_DIGIT)
+
+
+def test_few_places_are_left_to_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the encoders' last layer has them: 4 places of 16 pixels in a picture of 36."""
+    monkeypatch.setattr(patchless, "ENOUGH", 0)
+    monkeypatch.setattr(patchless.onchip, "is_supported", lambda: True)
+
+    def has_convolution(side: int, dtype: str) -> bool:
+        given = jnp.zeros((3, side, side, 5), dtype), jnp.zeros((4, 4, 5, 7)), jnp.zeros(7)
+        program = jax.make_jaxpr(partial(convolutions.convolve, stride=2, activation="elu"))(*given)
+        return "conv_general" in str(program)
+
+    assert not has_convolution(6, "bfloat16")
+    assert has_convolution(14, "bfloat16") and has_convolution(6, "float32")
