@@ -214,9 +214,8 @@ class TransposedCNN:
             x, weight = x.astype(self.dtype), weight.astype(self.dtype)
         # Pictures are flat here: the compiler would turn them round to add up the bias's gradient.
         bias = jnp.broadcast_to(bias, (*bias.shape[:-3], *shape)).reshape(*bias.shape[:-3], -1)
-        drawn = (x @ weight).astype(jnp.float32) + bias
-        drawn = (ACTIVATIONS[self.activation](drawn) if rest else drawn).astype(self.dtype)
-        return drawn.reshape(-1, *shape), rest
+        drawn = ((x @ weight).astype(jnp.float32) + bias).astype(self.dtype).reshape(-1, *shape)
+        return (ACTIVATIONS[self.activation](drawn) if rest else drawn), rest
 
 
 def _inputs_first(layer: dict[str, Array]) -> dict[str, Array]:
