@@ -43,9 +43,9 @@ def apply_layer(layer: Layer, x: Array) -> Array:
 
 @jax.custom_vjp
 def once(x: Array) -> Array:
-    """x, for a step to take a state by whose slope is a sum.
+    """x, whose slope is a sum that many ask for: it is added up once.
 
-    Without it the compiler computes that sum again in each of the steps in a row behind it.
+    Otherwise the compiler adds up again for each of those who ask.
     """
     return x
 

@@ -94,7 +94,7 @@ class RSSM:
         if "action" in params:
             return dict(params)
         size, weight = self.latent.size, params["input"]["weight"]
-        action = {"weight": weight[size:], "bias": params["input"]["bias"]}
+        action = {"weight": once(weight[size:]), "bias": params["input"]["bias"]}
         return params | {"input": {"weight": weight[:size]}, "action": action}
 
     def reading_features(self, params: Layers) -> Layers:
