@@ -3,8 +3,8 @@
     pip install 'jax[cuda13]'    # the compiler for GPUs; no GPU and no driver are needed
     python benchmarks/kernels.py dreamer [--runs 1] [--kinds 20] [--hlo FILE]
 
-Pieces: dreamer, planet (an update), plan, rolled (a plan by kernels of our own), minigrid (a step of the
-whole loop, LoFo). Small kernels take 2 to 3 microseconds whatever they do, so their number tells what a
+Pieces: dreamer, planet (an update), plan; minigrid, reacher (what a run of LoFo repeats: a step, or five,
+and an update). Small kernels take 2 to 3 microseconds whatever they do, so their number tells what a
 loop costs. The compiler tries nothing out here (no autotuning), so tile sizes, and who makes a product
 (Triton or cuBLAS), may differ from those on a GPU. `--hlo` keeps the program's text.
 """
@@ -71,8 +71,9 @@ def plan(agent: PlaNet, num: int) -> Program:
     return jax.vmap(agent.plan), (_born(agent, num), seen, keys)
 
 
-def minigrid(num: int) -> Program:
-    pack = Pack((replace(find("minigrid/dyna_q/lofo"), seeds=tuple(range(num))),))
+def cycle(name: str, num: int) -> Program:
+    """What a run repeats: as many steps as come to an update, and the update."""
+    pack = Pack((replace(find(name), seeds=tuple(range(num))),))
     task = pack.lead.environment.train_task(1)
     runs = jax.eval_shape(partial(unwrap(loop.init), pack), outline_localities(pack))
     advance = unwrap(loop.advance)
@@ -148,20 +149,18 @@ def count(text: str) -> tuple[Counter[str], Counter[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("piece", choices=["dreamer", "planet", "plan", "rolled", "minigrid"])
+    parser.add_argument("piece", choices=["dreamer", "planet", "plan", "minigrid", "reacher"])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--kinds", type=int, default=20)
     parser.add_argument("--hlo", type=Path, help="where the program's text goes")
     arguments = parser.parse_args()
     planet: PlaNet = find("reacher/planet/lofo").agent
-    by_kernels = replace(planet.model.rssm, own_kernels=True)
-    rolled = replace(planet, model=replace(planet.model, rssm=by_kernels))
     pieces = {
         "dreamer": partial(update, find("reacher/dreamer/lofo").agent),
         "planet": partial(update, planet),
         "plan": partial(plan, planet),
-        "rolled": partial(plan, rolled),
-        "minigrid": minigrid,
+        "minigrid": partial(cycle, "minigrid/dyna_q/lofo"),
+        "reacher": partial(cycle, "reacher/dreamer/lofo"),
     }
     pretend()
     text = compile_for_gpu(pieces[arguments.piece](arguments.runs))

@@ -1,11 +1,10 @@
 """Milliseconds of what the recurrent agents do: updates, a plan, a step of fitting the locality.
 
-    python benchmarks/recurrent.py [--runs 1 3] [--only dreamer planet plan rolled locality] [--dtype float32] [--small] [--profile 30]
+    python benchmarks/recurrent.py [--runs 1 3] [--only dreamer planet plan locality] [--dtype float32] [--small] [--profile 30]
 
 Each piece is repeated inside one compiled program, on noise in place of pictures. The peer of several
 runs side by side is one run at a time: the last column is how much faster than that they are.
 `--profile N` lists the N kinds of kernels that take most of each piece's time, on a GPU.
-`rolled` is a plan by kernels of our own (`RSSM.own_kernels`).
 `--dtype` is that of the agents' products, bfloat16 as the named runs have it if nothing is said; `--small`
 takes the small agents, for a CPU.
 """
@@ -65,11 +64,6 @@ def plan(agent: PlaNet, num: int) -> Piece:
         lambda total, key: total + make(states, seen, jax.random.split(key, num)).sum(),
         jnp.float32(0),
     )
-
-
-def _by_kernels(agent: PlaNet) -> PlaNet:
-    rssm = dataclasses.replace(agent.model.rssm, own_kernels=True)
-    return dataclasses.replace(agent, model=dataclasses.replace(agent.model, rssm=rssm))
 
 
 def fit(experiment: Any, num: int) -> Piece:
@@ -169,7 +163,6 @@ def main() -> None:
         "dreamer": partial(update, dreamer),
         "planet": partial(update, planet),
         "plan": partial(plan, planet),
-        "rolled": partial(plan, _by_kernels(planet)),
         "locality": partial(fit, experiment),
     }
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")

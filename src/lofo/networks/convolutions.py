@@ -31,6 +31,9 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     is_small = height * width * kernel**2 < 2 * x.shape[1] * x.shape[2] and x.dtype == jnp.bfloat16
     if kernels and (kernels == patchless.OURS or not is_small):
         return patchless.convolve(x, weight, bias, stride, activation, kernels)
+    if len(x) * height * width <= out:  # weights are what is large, and lie in this order
+        flat = jnp.moveaxis(weight, 2, 0).reshape(-1, out).astype(x.dtype)
+        return finish(_patches(x, kernel, stride, height, width) @ flat, bias, activation)
     block = math.gcd(kernel, stride)  # pixels that always move together
     num, step = kernel // block, stride // block
     x = cut(x[:, : (height - 1) * stride + kernel, : (width - 1) * stride + kernel], block)
@@ -45,6 +48,15 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     patches = [reach(i, j) for i, j in itertools.product(range(num), repeat=2)]
     flat = cut_kernel(weight.astype(x.dtype), block).reshape(-1, out)
     return finish(jnp.concatenate(patches, axis=-1) @ flat, bias, activation)
+
+
+def _patches(x: Array, kernel: int, stride: int, height: int, width: int) -> Array:
+    """What lies under a kernel at each place [N, height, width, C · k · k], in a weight's order."""
+    down, across = (
+        [slice(i, i + (n - 1) * stride + 1, stride) for i in range(kernel)] for n in (height, width)
+    )
+    parts = [x[:, i, j] for i, j in itertools.product(down, across)]
+    return jnp.stack(parts, axis=-1).reshape(len(x), height, width, -1)
 
 
 def spread_all(

@@ -16,11 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, widen
-from lofo.networks.distributions import Discrete, Gaussian, Latent, Statistics
+from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.gru import act_on, gate
-from lofo.networks.onchip import is_supported
 from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, once, trace_back, unroll
-from lofo.networks.rollout import Rollout
 from lofo.types import Array, Key, Tree
 
 MOST_AHEAD = 12  # steps in a row where there is no way back: all of a plan
@@ -56,7 +54,6 @@ class RSSM:
     activation: Activation = "elu"
     layer_norm: bool = True  # in the GRU
     initialisation: Initialisation = "glorot"
-    own_kernels: bool = False  # imagine windows by `Rollout` where it can; not yet tried on a GPU
 
     @property
     def feature_size(self) -> int:
@@ -165,7 +162,6 @@ class RSSM:
         """
         layers, (num_steps, *batch_shape) = self.ahead(params), actions.shape[:-1]
         noise = self.latent.noise(key, actions.shape[:-1])
-        rollout = self._rollout(layers, batch_shape)
 
         def carry_on(deterministic: Array) -> tuple[Array, Array]:
             """What a state adds to the next step's gates, and its prior's hidden layer."""
@@ -187,34 +183,14 @@ class RSSM:
             state = RSSMState(deterministic, widen(sample, sample.ndim - 1))
             return (state, of_gates), state
 
-        def roll(now: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, RSSMState]:
-            assert rollout is not None
-            deterministic = rollout.advance(layers, *now, given[0])
-            now = RSSMState(deterministic, rollout.guess(layers, deterministic, given[1]))
-            return now, now
-
         def spread(begun: Tree) -> Tree:
             return jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch_shape, x.shape[-1])), begun)
 
         wide = state._replace(stochastic=widen(state.stochastic, state.stochastic.ndim - 1))
         steps = in_a_row(num_steps, MOST_AHEAD)
-        if rollout:
-            _, states = jax.lax.scan(roll, spread(wide), (actions, noise), unroll=steps)
-        else:
-            begun = spread((wide, carry_on(state.deterministic)[0]))
-            _, states = jax.lax.scan(step, begun, (actions, noise), unroll=steps)
+        begun = spread((wide, carry_on(state.deterministic)[0]))
+        _, states = jax.lax.scan(step, begun, (actions, noise), unroll=steps)
         return states._replace(stochastic=states.stochastic[..., : self.latent.size])
-
-    def _rollout(self, layers: Layers, batch_shape: list[int]) -> Rollout | None:
-        """The kernels that imagine steps, where they are asked for and can."""
-        is_plain = self.own_kernels and self.activation == "relu" and not self.layer_norm
-        if not (is_plain and isinstance(self.latent, Gaussian) and len(batch_shape) == 1):
-            return None
-        if layers["gates"]["weight"].dtype != jnp.bfloat16 or not is_supported():
-            return None
-        sizes = self.deterministic_size, self.hidden_size, self.latent.size
-        rollout = Rollout(*sizes, self.latent.min_std)
-        return rollout if rollout.is_small else None
 
     def observe(
         self,
