@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lofo.networks import Chain, Initialisation, Network, TransposedCNN, linear
+from lofo.networks.blocks import once
 from lofo.types import Array, Key, Tree
 
 
@@ -104,9 +105,9 @@ def _tell(params: Tree, action: Array) -> Tree:
 
     def shift(layer: Tree) -> Tree:
         # Few numbers, so no product: that would be kernels of its own, or share one of odd rows.
-        each = (action[..., k] for k in range(action.shape[-1]))
-        flat = layer["action"].reshape(action.shape[-1], -1)
-        said = sum(part[..., None] * row for part, row in zip(each, flat, strict=True))
+        rows = layer["action"].reshape(action.shape[-1], -1)
+        parts = (action[..., k, None] * once(row) for k, row in enumerate(rows))
+        said = sum(parts, jnp.zeros(()))
         said = said.reshape(*action.shape[:-1], *layer["action"].shape[1:])
         return {"weight": layer["weight"], "bias": layer["bias"] + said}
 

@@ -214,8 +214,9 @@ class TransposedCNN:
             x, weight = x.astype(self.dtype), weight.astype(self.dtype)
         # Pictures are flat here: the compiler would turn them round to add up the bias's gradient.
         bias = jnp.broadcast_to(bias, (*bias.shape[:-3], *shape)).reshape(*bias.shape[:-3], -1)
-        drawn = ((x @ weight).astype(jnp.float32) + bias).astype(self.dtype).reshape(-1, *shape)
-        return (ACTIVATIONS[self.activation](drawn) if rest else drawn), rest
+        drawn = ((x @ weight).astype(jnp.float32) + bias).astype(self.dtype)
+        drawn = ACTIVATIONS[self.activation](drawn) if rest else drawn
+        return drawn.reshape(-1, *shape), rest
 
 
 def _inputs_first(layer: dict[str, Array]) -> dict[str, Array]:

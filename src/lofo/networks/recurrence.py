@@ -41,18 +41,6 @@ def apply_layer(layer: Layer, x: Array) -> Array:
     return x + layer["bias"] if "bias" in layer else x
 
 
-@jax.custom_vjp
-def once(x: Array) -> Array:
-    """x, whose slope is a sum that many ask for: it is added up once.
-
-    Otherwise the compiler adds up again for each of those who ask.
-    """
-    return x
-
-
-once.defvjp(lambda x: (x, None), lambda _, slope: (jax.lax.optimization_barrier(slope),))
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroll(step: Step, layers: Layers, state: Tree, inputs: Tree) -> tuple[Tree, Tree]:
     """The states after each step and its outputs, [T, ...] like the inputs.

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, widen
+from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, once, widen
 from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.gru import act_on, gate
-from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, once, trace_back, unroll
+from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, trace_back, unroll
 from lofo.types import Array, Key, Tree
 
 MOST_AHEAD = 12  # steps in a row where there is no way back: all of a plan
