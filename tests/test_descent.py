@@ -12,7 +12,11 @@ import pytest
 from lofo.agents import descent
 
 
-@pytest.mark.parametrize(("limit", "decay"), [(None, 0.0), (12.0, 0.01)], ids=["free", "clipped"])
+@pytest.mark.parametrize(
+    ("limit", "decay"),
+    [(None, 0.0), (12.0, 0.01), (None, 0.01)],
+    ids=["free", "clipped", "decayed"],
+)
 @pytest.mark.parametrize(
     "take", [descent.descend, partial(descent.descend_together, interpret=True)], ids=["cpu", "gpu"]
 )
@@ -28,11 +32,11 @@ def test_steps_are_those_of_optax(
         for name, shape in {"a": (3,), "b": (5, 8), "between, large": (9, 8), "c": (4, 4)}.items()
     }
     optimiser = optax.adam(0.01, eps=1e-5)
-    if limit is not None:
-        clip, decayed = optax.clip_by_global_norm(limit), optax.add_decayed_weights(-decay)
-        optimiser = optax.chain(clip, optimiser, decayed)
+    clip = optax.identity() if limit is None else optax.clip_by_global_norm(limit)
+    optimiser = optax.chain(clip, optimiser, optax.add_decayed_weights(-decay))
     params = draw()
-    ours = params, jax.vmap(optax.adam(0.01).init)(params)
+    ours = params, jax.vmap(descent.remember)(params)
+    structure = jax.tree.structure(ours)
     theirs = params, jax.vmap(optimiser.init)(params)
     rate = jnp.float32(0.01)  # as data
     options = rate, 1e-5, limit, decay
@@ -47,9 +51,21 @@ def test_steps_are_those_of_optax(
     for _ in range(3):
         gradient = draw()
         ours, theirs = together(ours[0], gradient, ours[1]), plainly(theirs[0], gradient, theirs[1])
-    assert len(jax.tree.leaves(ours)) == len(jax.tree.leaves(theirs))
+    assert jax.tree.structure(ours) == structure
     for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, two, rtol=2e-6, atol=1e-7)
+
+
+def test_a_gpu_is_given_all_that_a_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, gradient = {"a": jnp.array([4.0, -8.0])}, {"a": jnp.array([30.0, 40.0])}
+    given = params, gradient, descent.remember(params), 0.01, 1e-5, 5.0, 0.25
+    expected = descent.descend(*given)
+    monkeypatch.setattr(descent.onchip, "is_supported", lambda: True)
+    together = partial(descent.descend_together, interpret=True)
+    monkeypatch.setattr(descent, "descend_together", together)
+    found = descent.descend(*given)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+    np.testing.assert_allclose(found[1][0].mu["a"], [0.3, 0.4], rtol=1e-6)  # a tenth of 3 and 4
 
 
 def test_networks_follow_where_that_is_due(monkeypatch: pytest.MonkeyPatch) -> None:

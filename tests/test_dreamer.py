@@ -6,9 +6,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from lofo.agents.base import Agent
+from lofo.agents.descent import remember
 from lofo.agents.dreamer import Dreamer
 from lofo.agents.returns import lambda_returns
 from lofo.networks import MLP, Discrete
@@ -113,9 +115,11 @@ def test_returns_are_those_of_the_recursion():
     np.testing.assert_allclose(found, expected[:0:-1], atol=1e-5)
 
 
-def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun, dtype):
     """The gradient by way of the actions is that through everything."""
-    num, model = 5, SMALL.model
+    agent = replace(SMALL, model=replace(SMALL.model, compute_dtype=dtype))
+    num, model = 5, agent.model
     noise = model.rssm.latent.noise(KEY, (SMALL.horizon, num))
     lots = jax.random.uniform(KEY, (SMALL.horizon, num, 1))
     starts = model.rssm.begin((num,))
@@ -124,7 +128,7 @@ def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun):
     def promise(actor):
         def step(now, given):
             noise, lot = given
-            action = SMALL._policy(actor, jax.lax.stop_gradient(model.features(now))).sample(lot)
+            action = agent._policy(actor, jax.lax.stop_gradient(model.features(now))).sample(lot)
             now = model.imagine_by(begun.model, now, action, noise)
             return now, now
 
@@ -132,22 +136,27 @@ def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun):
         states = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), starts, states)
         features = model.features(states)
         rewards = model.reward(begun.model, features[:-1])
-        values = SMALL._value(begun.target, features)
+        values = agent._value(begun.target, features)
         returns = lambda_returns(rewards, values, SMALL.discount, SMALL.trace)
         return jnp.mean(weights * returns[1:]), (features, rewards, returns)
 
     def both(actor):
         (promised, plain), expected = jax.value_and_grad(promise, has_aux=True)(actor)
-        dream = SMALL._dream(begun._replace(actor=actor), starts, noise, lots)
-        loss = jax.grad(SMALL._actor_loss, has_aux=True)
+        dream = agent._dream(begun._replace(actor=actor), starts, noise, lots)
+        loss = jax.grad(agent._actor_loss, has_aux=True)
         found = loss(actor, dream.features[:-1], lots, dream.slope)[0]
         return (promised, plain, expected), (dream.promise, tuple(dream[:3]), found)
 
     (promised, plain, expected), (found_promised, found_plain, found) = jit(both)(begun.actor)
+    assert all(x.any() for x in jax.tree.leaves(found))
+    if dtype == "bfloat16":
+        gap, length = (optax.tree.norm(x) for x in (jax.tree.map(jnp.add, expected, found), found))
+        assert gap < 0.01 * length  # features are rounded once here, and by each reader there
+        np.testing.assert_allclose(promised, found_promised, rtol=0.01)
+        return
     close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
     jax.tree.map(lambda x, y: close(-x, y), expected, found)
     jax.tree.map(close, (promised, plain), (found_promised, found_plain))
-    assert all(x.any() for x in jax.tree.leaves(found))
 
 
 def test_the_critic_weighs_later_steps_less():
@@ -195,8 +204,7 @@ def test_an_update_learns_and_copies_the_critic_on_time(begun, rows):
 def test_weights_decay_whatever_the_learning_rate():
     agent = replace(SMALL, weight_decay=0.25)
     params, slope = {"a": jnp.array([4.0, -8.0])}, {"a": jnp.array([1e3, 0.0])}
-    memory = agent._optimiser(1e-3).init(params)
-    found, _ = agent._descend(params, slope, memory, 1e-3)
+    found, _ = agent._descend(params, slope, remember(params), 1e-3)
     # Adam's first step is the learning rate; the norm was clipped, which its sign survives
     np.testing.assert_allclose(found["a"] - params["a"], [-1e-3 - 1.0, 2.0], rtol=1e-5)
 

@@ -26,6 +26,7 @@ from lofo.networks import (
     Gallery,
     Picked,
     Pixels,
+    Rescale,
     TransposedCNN,
     pixels_of,
     see_through,
@@ -59,11 +60,11 @@ def test_the_paper_s_frames_have_few_distinct_patches() -> None:
     asked_for = [len(np.unique(x)) for x in (*found.links, found.places)]
     assert asked_for == [248, 143, 409]
     # each filled up to a multiple of 16
-    assert found.patches.shape == (256, 3, 8, 8)
+    assert found.patches.shape == (256, 8, 8, 3)
     assert [link.shape for link in found.links] == [(144, 9), (416, 9)]
     assert found.places.shape == (256, 16)
     first = atlas(FRAMES, (8,), (4,))
-    whole = np.moveaxis(first.patches, 1, -1)[first.places].reshape(256, 19, 19, 8, 8, 3)
+    whole = first.patches[first.places].reshape(256, 19, 19, 8, 8, 3)
     np.testing.assert_array_equal(whole[:, 3, 5], FRAMES.pictures[:, 12:20, 20:28])
 
 
@@ -108,6 +109,16 @@ def test_the_paper_s_encoders_read_rows_as_they_read_pictures() -> None:
         return apply(params, x), jax.grad(lambda p: (apply(p, x) * weight).sum())(params)
 
     assert_close(ask(params, picked), ask(params, picked.pixels()), 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [3, 4])
+def test_channels_may_have_units_of_their_own(kernel: int) -> None:
+    """Also where a patch has as many rows as a pixel has channels."""
+    encoder = CNN((5,), (kernel,), (1,))
+    params, _ = encoder.init(KEY, (10, 10, 3))
+    scaling = Rescale((0.0, 0.0, 0.0), (255.0, 100.0, 50.0))
+    picked = see_through(scaling, Picked(jnp.array([4, 0, 4]), mosaic(7, 5)))
+    assert_close(encoder.apply(params, picked), encoder.apply(params, picked.pixels()), 1e-5)
 
 
 def test_convolving_is_the_convolution_of_lax() -> None:

@@ -5,7 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.networks import CNN, IDENTITY, MLP, Chain, Pixels, Rescale, linear
+from lofo.networks import (
+    CNN,
+    IDENTITY,
+    MLP,
+    Chain,
+    Pixels,
+    Rescale,
+    TransposedCNN,
+    linear,
+    patchless,
+)
+from lofo.networks.blocks import once
 
 KEY = jax.random.key(0)
 
@@ -180,3 +191,22 @@ def test_every_layer_and_part_draws_its_own_numbers():
     assert not np.allclose(scaled[0], scaled[1]) and not np.allclose(scaled[0], scaled[2])
     again, _ = Chain((MLP((4, 4)), linear(4))).init(jax.random.key(1), (4,))
     assert not np.allclose(again[0][0]["weight"], weights[0])
+
+
+def test_a_decoder_of_many_rows_begins_in_its_own_dtype(monkeypatch):
+    decoder = TransposedCNN((4, 3), (3, 4), (1, 2), dtype="bfloat16")
+    params, _ = decoder.init(KEY, (6,))
+    x = jax.random.normal(KEY, (5, 6))
+    whole = jax.vmap(decoder.apply, (None, 0))(params, x)
+    monkeypatch.setattr(patchless, "ENOUGH", 0)
+    rounded = decoder.apply(params, x)
+    gap = jnp.linalg.norm(rounded - whole) / jnp.linalg.norm(whole)
+    assert 0 < gap < 0.02
+
+
+def test_a_slope_is_added_up_once():
+    def total(row):
+        return (jnp.ones((4, 1)) * once(row)).sum()
+
+    assert "optimization_barrier" in str(jax.make_jaxpr(jax.grad(total))(jnp.ones(3)))
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones(3)), [4, 4, 4])

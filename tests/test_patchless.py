@@ -126,3 +126,24 @@ def test_few_places_are_left_to_a_product(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert not has_convolution(6, "bfloat16")
     assert has_convolution(14, "bfloat16") and has_convolution(6, "float32")
+
+
+@pytest.mark.parametrize("num", [1, 3])  # fewer places than outputs, and more
+def test_a_product_of_patches_is_the_convolution_of_lax(num: int) -> None:
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=s).astype(np.float32) for s in ((num, 6, 8, 5), (4, 4, 5, 7), (7,))]
+
+    def plain(x: Any, weight: Any, bias: Any) -> Any:
+        layout = "NHWC", "HWIO", "NHWC"
+        found = jax.lax.conv_general_dilated(x, weight, (2, 2), "VALID", dimension_numbers=layout)
+        return found + bias
+
+    ours = partial(convolutions.convolve, stride=2, activation="none")
+    assert_close(ask(ours, given), ask(plain, given), 1e-5)
+
+
+def test_many_pictures_are_added_up_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = jax.random.normal(jax.random.key(0), (5, 4, 6, 3))
+    for least in (2**22, 0):
+        monkeypatch.setattr(patchless, "MANY", least)
+        np.testing.assert_allclose(patchless.added(change), change.sum((0, 1, 2)), rtol=1e-4)

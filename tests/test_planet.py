@@ -300,7 +300,7 @@ def test_with_no_reward_known_the_reward_head_has_no_gradient(steps):
     after, metrics = learn(TINY, state, steps, unknown, quick_key(6))
     assert metrics["reward_loss"] == 0.0
     # Adam's first moment is a tenth of the first gradient: exactly 0
-    moment = after.optimiser[1][0].mu
+    moment = after.optimiser[0].mu
     assert not any(x.any() for x in jax.tree.leaves((moment.reward, moment.reward_out)))
     assert all(x.any() for x in jax.tree.leaves(moment.encoder[0]["weight"]))
     for name in ("reward", "reward_out"):
@@ -429,10 +429,10 @@ def test_the_small_preset_learns_from_full_pictures_side_by_side():
         alone, alone_metrics = jax.jit(agent.update)(state, batch, keys[i])
         for name, value in alone_metrics.items():
             assert metrics[name][i] == pytest.approx(float(value), rel=1e-4)
-        moments = jax.tree.map(lambda x, i=i: x[i], together.optimiser[1][0].mu)
+        moments = jax.tree.map(lambda x, i=i: x[i], together.optimiser[0].mu)
         scale = max(np.abs(x).max() for x in jax.tree.leaves(moments))
         jax.tree.map(
             partial(np.testing.assert_allclose, rtol=0, atol=1e-4 * scale),
             moments,
-            alone.optimiser[1][0].mu,
+            alone.optimiser[0].mu,
         )

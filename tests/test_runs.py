@@ -250,6 +250,16 @@ def test_every_step_is_counted_once(finished: Finished) -> None:
     assert (runs.agents.num_updates == 500).all()  # the rest is warm-up
 
 
+def test_rows_tell_how_long_learning_and_judging_took(finished: Finished) -> None:
+    _, rows = read(finished.folder)
+    spent = {(row.metric, row.step): row.value for row in rows if row.metric.startswith("timing/")}
+    steps = {step for _, step in spent}
+    assert steps == {row.step for row in rows if row.metric == "return"}
+    assert all(
+        0 < spent["timing/evaluation", step] < spent["timing/seconds", step] for step in steps
+    )
+
+
 def test_the_phase_switch_cuts_the_episode_and_nothing_else(finished: Finished) -> None:
     pack = finished.pack
     world = pack.lead.environment

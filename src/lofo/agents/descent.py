@@ -68,15 +68,16 @@ def descend_together(
     adam, *rest = state
     count = optax.safe_increment(adam.count)
     decays = jnp.array([onchip.DECAY_MEAN, onchip.DECAY_SQUARE])
-    scale: float | Array = 1.0
+    others: list[float | Array] = [learning_rate, epsilon]
     if limit is not None:
         # Written down in order for its norm, it is read again, not computed and turned round again.
         flat = jax.lax.optimization_barrier(jax.tree.map(jnp.ravel, gradient))
         gradient = jax.tree.map(lambda x, like: x.reshape(like.shape), flat, gradient)
-        scale = _scale(norm_together(flat, interpret), limit)
+        others += [_scale(norm_together(flat, interpret), limit), decay]
+    elif decay:
+        others += [1.0, decay]
     # One array for the kernel, which takes no other numbers than those of its programs.
-    others = jnp.array([learning_rate, epsilon, scale, decay])
-    numbers = jnp.append(1 / (1 - decays**count), others)
+    numbers = jnp.append(1 / (1 - decays**count), jnp.array(others))
     columns = [jax.tree.leaves(tree) for tree in (params, adam.mu, adam.nu, gradient)]
     arrays = list(zip(*columns, strict=True))
     small = [leaves for leaves in arrays if leaves[0].size <= LARGEST]
@@ -114,14 +115,12 @@ def _scale(norm: Array, limit: float) -> Array:
 
 def _step(old: tuple[Array, ...], slope: Array, numbers: Any) -> tuple[Array, ...]:
     value, mean, square = old
+    is_plain = numbers.shape == (4,)  # neither limit nor decay
+    slope = slope if is_plain else numbers[4] * slope
     found, mean, square = onchip.descend(
-        (value, mean, square),
-        numbers[4] * slope,
-        (numbers[0], numbers[1]),
-        numbers[2],
-        numbers[3],
+        (value, mean, square), slope, (numbers[0], numbers[1]), numbers[2], numbers[3]
     )
-    return found - numbers[5] * value, mean, square
+    return found if is_plain else found - numbers[5] * value, mean, square
 
 
 def _take(

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from lofo.agents.base import Appetite
-from lofo.agents.descent import descend
+from lofo.agents.descent import descend, remember
 from lofo.agents.returns import lambda_returns
 from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Discrete, RSSMState, TransposedCNN, linear
@@ -119,9 +118,9 @@ class Dreamer:
             actor=actor,
             value=value,
             target=jax.tree.map(jnp.copy, value),
-            model_optimiser=self._optimiser(self.model_learning_rate).init(model),
-            actor_optimiser=self._optimiser(self.actor_learning_rate).init(actor),
-            value_optimiser=self._optimiser(self.value_learning_rate).init(value),
+            model_optimiser=remember(model),
+            actor_optimiser=remember(actor),
+            value_optimiser=remember(value),
             num_updates=jnp.zeros((), jnp.int32),
         )
 
@@ -271,21 +270,11 @@ class Dreamer:
         """How much each step acted in counts [H, 1]."""
         return jnp.asarray(self.discount ** np.arange(self.horizon), jnp.float32)[:, None]
 
-    def _optimiser(self, learning_rate: float) -> Any:
-        """What `_descend` does, whose memory this is."""
-        return optax.chain(
-            optax.clip_by_global_norm(self.gradient_clip),
-            optax.adam(learning_rate, eps=self.adam_epsilon),
-            optax.add_decayed_weights(-self.weight_decay),  # behind the learning rate
-        )
-
     def _descend(
         self, params: Tree, slope: Tree, memory: Tree, learning_rate: float
     ) -> tuple[Tree, Tree]:
-        clip, adam, decay = memory
-        epsilon, limits = self.adam_epsilon, (self.gradient_clip, self.weight_decay)
-        params, adam = descend(params, slope, adam, learning_rate, epsilon, *limits)
-        return params, (clip, adam, decay)
+        limits = self.gradient_clip, self.weight_decay
+        return descend(params, slope, memory, learning_rate, self.adam_epsilon, *limits)
 
 
 def _init_head(key: Key, body: MLP, input_shape: tuple[int, ...], size: int) -> Tree:

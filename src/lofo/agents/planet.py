@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
-from lofo.agents.descent import descend
+from lofo.agents.descent import descend, remember
 from lofo.agents.world_model import HingedKL, Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Gaussian, RSSMState, TransposedCNN
 from lofo.networks.blocks import widen
@@ -85,7 +84,7 @@ class PlaNet:
 
     def init(self, key: Key) -> PlaNetState:
         model = self.model.init(key)
-        return PlaNetState(model, self._optimiser.init(model), jnp.zeros((), jnp.int32))
+        return PlaNetState(model, remember(model), jnp.zeros((), jnp.int32))
 
     def begin(self) -> Memory:
         """Nothing seen, nothing done."""
@@ -128,10 +127,9 @@ class PlaNet:
         items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))
         learn = jax.grad(self.model.loss, has_aux=True)
         gradient, (_, metrics) = learn(state.model, items, known, key)
-        clip, adam = state.optimiser
         rates = self.learning_rate, self.adam_epsilon, self.gradient_clip
-        model, adam = descend(state.model, gradient, adam, *rates)
-        return PlaNetState(model, (clip, adam), state.num_updates + 1), metrics
+        model, optimiser = descend(state.model, gradient, state.optimiser, *rates)
+        return PlaNetState(model, optimiser, state.num_updates + 1), metrics
 
     def predict_reward(
         self, state: PlaNetState, observations: Array, actions: Array, key: Key
@@ -141,11 +139,3 @@ class PlaNet:
         seen = self.model.rest(state.model, observations, self.num_rest_steps, key_rest)
         arrived = self.model.imagine(state.model, seen, actions, key_imagine)
         return self.model.reward(state.model, self.model.features(arrived))
-
-    @property
-    def _optimiser(self) -> Any:
-        """What `descend` does, whose memory this is."""
-        return optax.chain(
-            optax.clip_by_global_norm(self.gradient_clip),
-            optax.adam(self.learning_rate, eps=self.adam_epsilon),
-        )

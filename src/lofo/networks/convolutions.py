@@ -27,11 +27,11 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     height, width = ((n - kernel) // stride + 1 for n in x.shape[1:3])
     num_products = len(x) * height * width * weight.size
     kernels = patchless.kernels_for(x, out, num_products, activation)
-    # few places: patches hold hardly more than the pictures, which the library would turn round
-    is_small = height * width * kernel**2 < 2 * x.shape[1] * x.shape[2] and x.dtype == jnp.bfloat16
-    if kernels and (kernels == patchless.OURS or not is_small):
+    # patches that hold hardly more than the pictures, which the library would turn round
+    are_few = height * width * kernel**2 < 2 * x.shape[1] * x.shape[2] and x.dtype == jnp.bfloat16
+    if kernels and (kernels == patchless.OURS or not are_few):
         return patchless.convolve(x, weight, bias, stride, activation, kernels)
-    if len(x) * height * width <= out:  # weights are what is large, and lie in this order
+    if len(x) * height * width <= out:  # weights are what is large: in the order a CNN keeps them
         flat = jnp.moveaxis(weight, 2, 0).reshape(-1, out).astype(x.dtype)
         return finish(_patches(x, kernel, stride, height, width) @ flat, bias, activation)
     block = math.gcd(kernel, stride)  # pixels that always move together

@@ -27,7 +27,7 @@ class Atlas(NamedTuple):
     of 143 or 409 rows at half the speed of 144 or 416.
     """
 
-    patches: np.ndarray  # [distinct, channels, kernel, kernel]: what the first layer sees
+    patches: np.ndarray  # [distinct, kernel, kernel, channels]: what the first layer sees
     links: tuple[np.ndarray, ...]  # [distinct, kernel · kernel]: which answers the next ones see
     places: np.ndarray  # [pictures, height · width]: which answers of the last one a picture has
 
@@ -94,7 +94,7 @@ def atlas(gallery: Gallery, kernels: tuple[int, ...], strides: tuple[int, ...]) 
         distinct.append(patches)
     first, *later = (_fill_up(patches) for patches in distinct)
     links = tuple(patches.reshape(len(patches), -1) for patches in later)
-    return Atlas(np.moveaxis(first, -1, 1), links, found.reshape(len(found), -1))
+    return Atlas(first, links, found.reshape(len(found), -1))
 
 
 @jax.custom_vjp

@@ -18,7 +18,7 @@ from lofo.networks.sliding import Sliding
 from lofo.types import Array
 
 SIZES = 16, 32, 64  # numbers of a place that our own kernels know
-SHORT, MANY = 2**10, 2**22  # numbers of a row, and of all pictures
+SHORT, MANY = 2**10, 2**22  # numbers of a row, of all pictures: DreamerV2's last bias, no other
 ENOUGH = 2**30  # multiplications that keep a GPU busy
 
 

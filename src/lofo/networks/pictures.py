@@ -102,7 +102,8 @@ class CNN:
         found = atlas(x.gallery, self.kernels, self.strides)
         activate = ACTIVATIONS[self.activation]
         first, *rest = params
-        patches = see_through(x.scaling, jnp.asarray(found.patches)).reshape(len(found.patches), -1)
+        seen = see_through(x.scaling, jnp.asarray(found.patches))
+        patches = jnp.moveaxis(seen, -1, 1).reshape(len(seen), -1)  # in the order of the weights
         answers = activate(patches @ first["weight"].reshape(patches.shape[-1], -1) + first["bias"])
         for layer, links in zip(rest, found.links, strict=True):
             depth, *_, size = layer["weight"].shape

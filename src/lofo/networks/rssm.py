@@ -97,8 +97,9 @@ class RSSM:
     def reading_features(self, params: Layers) -> Layers:
         """`apart`, given all `features` for the latent: who reads them too shares the product."""
         layers = self.apart(params)
-        margins = (0, self.deterministic_size), (0, 0)
-        return layers | {"input": {"weight": jnp.pad(layers["input"]["weight"], margins)}}
+        weight = layers["input"]["weight"]
+        margins = (0, self.feature_size - len(weight)), (0, 0)
+        return layers | {"input": {"weight": jnp.pad(weight, margins)}}
 
     def ahead(self, params: Layers) -> Layers:
         """The layers as `imagine_window` wants them: few large products, of aligned rows.
