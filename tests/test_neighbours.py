@@ -329,7 +329,9 @@ def test_a_basis_must_be_orthonormal() -> None:
         Grid(8, 4, 0.5, num_axes=0)
 
 
-@pytest.mark.skipif(HAS_NUMBA, reason="numba is here")
+@pytest.mark.skipif(
+    HAS_NUMBA, reason="shows what a machine without numba does, and this one has it"
+)
 def test_compiled_without_numba_says_so() -> None:
     with pytest.raises(ValueError, match="numba"):
         Grid(8, 4, 0.5, compiled=True)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lofo.networks import Chain, Initialisation, Network, TransposedCNN, linear
-from lofo.networks.blocks import once
+from lofo.networks.blocks import mix
 from lofo.types import Array, Key, Tree
 
 
@@ -104,10 +104,8 @@ def _tell(params: Tree, action: Array) -> Tree:
     """The layers of a network for given actions [..., action_size]: they shift the first bias."""
 
     def shift(layer: Tree) -> Tree:
-        # Few numbers, so no product: that would be kernels of its own, or share one of odd rows.
         rows = layer["action"].reshape(action.shape[-1], -1)
-        parts = (action[..., k, None] * once(row) for k, row in enumerate(rows))
-        said = sum(parts, jnp.zeros(()))
+        said = mix(rows, action, jnp.zeros(()))
         said = said.reshape(*action.shape[:-1], *layer["action"].shape[1:])
         return {"weight": layer["weight"], "bias": layer["bias"] + said}
 

@@ -60,6 +60,14 @@ def once(x: Array) -> Array:
 once.defvjp(lambda x: (x, None), lambda _, slope: (jax.lax.optimization_barrier(slope),))
 
 
+def mix(rows: Array, x: Array, start: Array) -> Array:
+    """`start` and x [..., K] times a few rows [K, size], with all their digits.
+
+    So few numbers are no product: that would be a kernel of its own, or share one of odd rows.
+    """
+    return sum((x[..., k, None] * once(row) for k, row in enumerate(rows)), start)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "relu": relu,

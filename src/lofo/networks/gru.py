@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from lofo.networks.blocks import mix
 from lofo.networks.recurrence import Apply, Layers
 from lofo.types import Array
 
@@ -10,10 +11,9 @@ NORM_EPSILON = 1e-3  # Keras' default
 
 
 def act_on(layers: Layers, action: Array) -> Array:
-    """What actions add to the input layer: few numbers, so no product, and all their digits."""
-    rows = layers["action"]["weight"].astype(jnp.float32)
-    parts = (action[..., k, None] * row for k, row in enumerate(rows))
-    return sum(parts, layers["action"]["bias"])
+    """What actions add to the input layer."""
+    layer = layers["action"]
+    return mix(layer["weight"].astype(jnp.float32), action, layer["bias"])
 
 
 def gate(apply: Apply, layers: Layers, gates: Array, deterministic: Array) -> Array:

@@ -91,7 +91,7 @@ class RSSM:
         if "action" in params:
             return dict(params)
         size, weight = self.latent.size, params["input"]["weight"]
-        action = {"weight": once(weight[size:]), "bias": params["input"]["bias"]}
+        action = {"weight": weight[size:], "bias": params["input"]["bias"]}
         return params | {"input": {"weight": weight[:size]}, "action": action}
 
     def reading_features(self, params: Layers) -> Layers:
