@@ -101,6 +101,30 @@ def test_the_belief_is_refitted_to_the_best():
     assert plan.std.item() == pytest.approx(np.sqrt(0.09 + 1e-6))
 
 
+def test_the_belief_keeps_its_digits_where_candidates_are_close():
+    planner = CEM(horizon=2, num_candidates=50, num_elites=20, variance_floor=0.0)
+    near = np.array([[0.9], [-0.7]])
+    candidates = np.float32(near + 1e-3 * np.random.default_rng(0).normal(size=(50, 2, 1)))
+    plan = planner.refit(candidates, -jnp.arange(50.0), jnp.float32(near))
+    elites = candidates[:20].astype(np.float64)
+    np.testing.assert_allclose(plan.mean, elites.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(plan.std, elites.std(0), rtol=1e-4)
+
+
+def test_lots_drawn_at_once_are_those_of_every_key():
+    planner = CEM(horizon=3, num_iterations=4, num_candidates=50, num_elites=5)
+
+    def draw(key):
+        return jax.random.normal(key, (50,))
+
+    def objective(actions, noise):
+        return jnp.sum(actions, axis=(1, 2)) + noise
+
+    by_keys = planner.plan(lambda a, k: objective(a, draw(k)), 2, jax.random.key(1))
+    at_once = planner.plan(objective, 2, jax.random.key(1), draw)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), by_keys, at_once)
+
+
 def test_the_first_draw_is_standard_normal():
     planner = CEM(horizon=5, num_iterations=1, num_candidates=4000, num_elites=10)
     (first,), _ = watch(planner, jax.random.key(3))

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.types import Array, Key
+from lofo.types import Array, Key, Tree
 
-Objective = Callable[[Array, Key], Array]  # candidates [K, H, A] and a fresh key -> returns [K]
+Objective = Callable[[Array, Tree], Array]  # candidates [K, H, A] and fresh lots -> returns [K]
 
 
 class Plan(NamedTuple):
@@ -42,23 +42,37 @@ class CEM:
                 f"got {self.num_candidates}"
             )
 
-    def plan(self, objective: Objective, action_size: int, key: Key) -> Plan:
-        """The belief after all iterations; its first mean is the action to take."""
+    def plan(
+        self,
+        objective: Objective,
+        action_size: int,
+        key: Key,
+        draw: Callable[[Key], Tree] = lambda key: key,
+    ) -> Plan:
+        """The belief after all iterations; its first mean is the action to take.
+
+        `draw` makes the objective's lots of a key, for all iterations at once.
+        """
         key_noise, key_objective = jax.random.split(key)
         shape = self.num_candidates, self.horizon, action_size
         noise = jax.random.normal(key_noise, (self.num_iterations, *shape))  # [I, K, H, A], at once
-        keys = jax.random.split(key_objective, self.num_iterations)
+        lots = jax.vmap(draw)(jax.random.split(key_objective, self.num_iterations))
 
-        def refine(plan: Plan, lots: tuple[Array, Key]) -> tuple[Plan, None]:
-            candidates = jnp.clip(plan.mean + plan.std * lots[0], -1, 1)
-            return self.refit(candidates, objective(candidates, lots[1])), None
+        def refine(plan: Plan, given: tuple[Array, Tree]) -> tuple[Plan, None]:
+            noise, lots = given
+            candidates = jnp.clip(plan.mean + plan.std * noise, -1, 1)
+            return self.refit(candidates, objective(candidates, lots), plan.mean), None
 
         first = Plan(jnp.zeros(shape[1:]), jnp.ones(shape[1:]))
-        return jax.lax.scan(refine, first, (noise, keys))[0]
+        return jax.lax.scan(refine, first, (noise, lots))[0]
 
-    def refit(self, candidates: Array, returns: Array) -> Plan:
-        """The normal of the best candidates; among equals, the earlier ones."""
+    def refit(self, candidates: Array, returns: Array, near: Array | float = 0.0) -> Plan:
+        """The normal of the best candidates; among equals, the earlier ones.
+
+        Moments are taken about what is `near`: both in one pass, which would else lose digits.
+        """
         _, best = jax.lax.top_k(returns, self.num_elites)
-        elites = candidates[best]
-        variance = jnp.var(elites, axis=0)
-        return Plan(jnp.mean(elites, axis=0), jnp.sqrt(variance + self.variance_floor))
+        away = candidates[best] - near
+        mean, square = jnp.mean(jnp.stack([away, away**2], axis=1), axis=0)
+        variance = jnp.maximum(square - mean**2, 0.0)
+        return Plan(near + mean, jnp.sqrt(variance + self.variance_floor))
