@@ -12,6 +12,7 @@ import pytest
 
 from lofo.agents.world_model import BalancedKL, HingedKL, arrive
 from lofo.networks import Discrete, Gaussian, rssm
+from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer
 from lofo.networks.distributions import (
     Normal,
@@ -299,6 +300,23 @@ def test_steps_imagined_one_by_one_or_in_a_row_agree(model, batch_shape):
         now, prior = jit(model.imagine_by)(params, now, actions[k], noise[k])
         assert_close(now, jax.tree.map(lambda x, k=k: x[k], states))
     assert_close(prior, model.prior(params, now.deterministic))
+
+
+def test_no_actions_lead_nowhere():
+    model = TINY.rssm
+    params = drawn(model.init, 2, 7)
+    states = model.imagine_window(params, model.begin(), jnp.zeros((0, 4, 2)), KEY)
+    assert states.deterministic.shape == (0, 4, model.deterministic_size)
+    assert states.stochastic.shape == (0, 4, model.latent.size)
+
+
+def test_parts_of_numbers_lose_no_digit():
+    numbers = jax.random.uniform(KEY, (100, 2), minval=-1)
+    found = jit(parts)(numbers)
+    np.testing.assert_array_equal(found.astype(jnp.bfloat16).astype(jnp.float32), found)
+    np.testing.assert_array_equal(
+        np.float64(found).reshape(100, NUM_PARTS, 2).sum(1), np.float64(numbers)
+    )
 
 
 def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(monkeypatch):

@@ -4,6 +4,7 @@ There is no policy and no value: every step is planned anew from what has been s
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -14,7 +15,7 @@ from lofo.agents.cem import CEM
 from lofo.agents.descent import descend, remember
 from lofo.agents.world_model import HingedKL, Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Gaussian, RSSMState, TransposedCNN
-from lofo.networks.blocks import widen
+from lofo.networks.ahead import Departure, read
 from lofo.types import Array, Batch, Key, Metrics, Tree
 
 PLANET_MODEL = WorldModel(
@@ -106,22 +107,35 @@ class PlaNet:
     def plan(self, state: PlaNetState, seen: RSSMState, key: Key) -> Array:
         """The first of the actions that the model believes to earn most."""
         # here once, or every iteration would lay out all weights again
-        ready = state._replace(model=self.model.ahead(state.model))
-
-        def returns(actions: Array, key: Key) -> Array:
-            return self.imagined_returns(ready, seen, actions, key)
-
-        return self.planner.plan(returns, self.model.action_size, key).mean[0]
+        ready = self.model.ahead(state.model)
+        begun = self.model.rssm.depart(ready.rssm, seen)
+        shape = self.planner.horizon, self.planner.num_candidates
+        found = self.planner.plan(
+            partial(self._promised, ready, begun),
+            self.model.action_size,
+            key,
+            lambda key: self.model.rssm.latent.noise(key, shape),
+        )
+        return found.mean[0]
 
     def imagined_returns(
         self, state: PlaNetState, seen: RSSMState, actions: Array, key: Key
     ) -> Array:
         """The sums [K] of the rewards expected of sequences of actions [K, H, A]."""
         ready = self.model.ahead(state.model)
-        states = self.model.imagine_window(ready, seen, jnp.moveaxis(actions, 1, 0), key)
-        features = widen(self.model.features(states), 2)
+        begun = self.model.rssm.depart(ready.rssm, seen)
+        noise = self.model.rssm.latent.noise(key, actions.shape[1::-1])
+        return self._promised(ready, begun, actions, noise)
+
+    def _promised(
+        self, ready: WorldModelParams, begun: Departure, actions: Array, noise: Array
+    ) -> Array:
+        in_turn = jnp.moveaxis(actions, 1, 0)
+        rows = self.model.rssm.imagine_rows(ready.rssm, begun, in_turn, noise)
         # rewards do not feed back, so the head sees all steps at once: few, large products
-        return jnp.sum(self.model.reward(ready, features), axis=0)
+        hidden = read(self.model.reward_head, ready.reward, rows).astype(jnp.float32)
+        (out,) = ready.reward_out
+        return jnp.sum(hidden * out["weight"][:, 0], axis=(0, 2)) + len(rows) * out["bias"]
 
     def update(self, state: PlaNetState, batches: Batch, key: Key) -> tuple[PlaNetState, Metrics]:
         items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))

@@ -23,6 +23,7 @@ from lofo.networks import (
     check_shape,
     linear,
 )
+from lofo.networks.ahead import read_rows
 from lofo.networks.blocks import widen
 from lofo.networks.distributions import unit_gaussian_log_density
 from lofo.types import Array, Key, LofoError, Metrics, Step, Tree
@@ -204,13 +205,13 @@ class WorldModel:
         return self.rssm.imagine_window(self.recurrent(params), state, actions, key)
 
     def ahead(self, params: WorldModelParams) -> WorldModelParams:
-        """Cast and laid out once, ahead of a search for actions; the reward head reads `widen`."""
-        (out,) = params.reward_out
-        return params._replace(
-            rssm=self.rssm.ahead(self.recurrent(params)),
-            reward=jax.tree.map(lambda x: widen(x, *range(x.ndim)), self.cast(params.reward)),
-            reward_out=(out | {"weight": widen(out["weight"], 0)},),
-        )
+        """Cast and laid out once, ahead of a search; the reward head reads `imagine_rows`."""
+        layers = self.rssm.ahead(self.recurrent(params))
+        (first, *more), (out,) = params.reward, params.reward_out
+        first = first | {"weight": read_rows(self.rssm, layers, first["weight"])}
+        head = jax.tree.map(lambda x: widen(x, *range(x.ndim)), self.cast((first, *more)))
+        out = out | {"weight": widen(out["weight"], 0)}
+        return params._replace(rssm=layers, reward=head, reward_out=(out,))
 
     def rest(
         self, params: WorldModelParams, observations: Array, num_steps: int, key: Key
@@ -276,8 +277,7 @@ class WorldModel:
         """A network's outcome in float32, its products made in the compute dtype."""
         if isinstance(network, CNN | TransposedCNN):  # they know what is large
             return replace(network, dtype=self.compute_dtype).apply(params, x)
-        x = network.apply(self.cast(params), x.astype(self.compute_dtype))
-        return x.astype(jnp.float32)
+        return network.apply(self.cast(params), x.astype(self.compute_dtype)).astype(jnp.float32)
 
     def _draw(self, params: WorldModelParams, features: Array) -> Array:
         canvas = self.apply(self._canvas, params.canvas, features)

@@ -15,13 +15,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, once, widen
+from lofo.networks.ahead import Departure, depart, imagine_rows, lay_out, split_rows
+from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, once
 from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.gru import act_on, gate
-from lofo.networks.recurrence import Apply, Layers, apply_layer, in_a_row, trace_back, unroll
-from lofo.types import Array, Key, Tree
-
-MOST_AHEAD = 12  # steps in a row where there is no way back: all of a plan
+from lofo.networks.recurrence import Apply, Layers, apply_layer, trace_back, unroll
+from lofo.types import Array, Key
 
 
 class RSSMState(NamedTuple):
@@ -102,22 +101,12 @@ class RSSM:
         return layers | {"input": {"weight": jnp.pad(weight, margins)}}
 
     def ahead(self, params: Layers) -> Layers:
-        """The layers as `imagine_window` wants them: few large products, of aligned rows.
+        """The layers as a plan wants them: see `lofo.networks.ahead`."""
+        return dict(params) if "carried" in params else lay_out(self, self.apart(params))
 
-        What a state adds to the gates of the next step and to the prior is one, "carried".
-        """
-        if "carried" in params:
-            return dict(params)
-        layers = self.apart(params)
-        of_input, of_state = jnp.split(layers["gates"]["weight"], [self.hidden_size])
-        carried = jnp.concatenate([of_state, layers["prior"]["weight"]], axis=1)
-        out = layers["prior_out"]
-        return layers | {
-            "input": {"weight": widen(layers["input"]["weight"], 0)},
-            "gates": {"weight": of_input, "bias": layers["gates"]["bias"]},
-            "carried": {"weight": carried},
-            "prior_out": {"weight": widen(out["weight"], 1), "bias": widen(out["bias"], 0)},
-        }
+    def depart(self, params: Layers, state: RSSMState) -> Departure:
+        """What `imagine_rows` begins with; all actions may begin at one state [size]."""
+        return depart(self, self.ahead(params), *state)
 
     def begin(self, batch_shape: tuple[int, ...] = ()) -> RSSMState:
         """The state in which nothing has been seen."""
@@ -161,37 +150,15 @@ class RSSM:
 
         All actions may begin at one state [size].
         """
-        layers, (num_steps, *batch_shape) = self.ahead(params), actions.shape[:-1]
-        noise = self.latent.noise(key, actions.shape[:-1])
+        if not len(actions):
+            return self.begin(actions.shape[:-1])
+        layers, noise = self.ahead(params), self.latent.noise(key, actions.shape[:-1])
+        rows = self.imagine_rows(layers, self.depart(layers, state), actions, noise)
+        return RSSMState(*split_rows(self, layers, rows))
 
-        def carry_on(deterministic: Array) -> tuple[Array, Array]:
-            """What a state adds to the next step's gates, and its prior's hidden layer."""
-            both = apply_layer(layers["carried"], deterministic)
-            of_gates, of_prior = jnp.split(both, [3 * self.deterministic_size], axis=-1)
-            return of_gates, self._activate(of_prior + layers["prior"]["bias"])
-
-        def step(
-            now: tuple[RSSMState, Array], given: tuple[Array, Array]
-        ) -> tuple[tuple[RSSMState, Array], RSSMState]:
-            (state, of_gates), (action, noise) = now, given
-            driven = apply_layer(layers["input"], state.stochastic) + act_on(layers, action)
-            gates = apply_layer(layers["gates"], self._activate(driven)) + of_gates
-            deterministic = gate(apply_layer, layers, gates, state.deterministic)
-            of_gates, hidden = carry_on(deterministic)
-            raw = apply_layer(layers["prior_out"], hidden)[..., : self.latent.raw_size]
-            prior: Statistics = self.latent.statistics(raw)
-            sample = self.latent.sample(prior, noise)
-            state = RSSMState(deterministic, widen(sample, sample.ndim - 1))
-            return (state, of_gates), state
-
-        def spread(begun: Tree) -> Tree:
-            return jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch_shape, x.shape[-1])), begun)
-
-        wide = state._replace(stochastic=widen(state.stochastic, state.stochastic.ndim - 1))
-        steps = in_a_row(num_steps, MOST_AHEAD)
-        begun = spread((wide, carry_on(state.deterministic)[0]))
-        _, states = jax.lax.scan(step, begun, (actions, noise), unroll=steps)
-        return states._replace(stochastic=states.stochastic[..., : self.latent.size])
+    def imagine_rows(self, params: Layers, begun: Departure, actions: Array, noise: Array) -> Array:
+        """`imagine_window` with all that it draws, as what weights of `read_rows` read."""
+        return imagine_rows(self, self.ahead(params), begun, actions, noise)
 
     def observe(
         self,
