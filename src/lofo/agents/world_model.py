@@ -23,8 +23,7 @@ from lofo.networks import (
     check_shape,
     linear,
 )
-from lofo.networks.ahead import read_rows
-from lofo.networks.blocks import widen
+from lofo.networks.ahead import deepen, read_rows
 from lofo.networks.distributions import unit_gaussian_log_density
 from lofo.types import Array, Key, LofoError, Metrics, Step, Tree
 
@@ -209,9 +208,8 @@ class WorldModel:
         layers = self.rssm.ahead(self.recurrent(params))
         (first, *more), (out,) = params.reward, params.reward_out
         first = first | {"weight": read_rows(self.rssm, layers, first["weight"])}
-        head = jax.tree.map(lambda x: widen(x, *range(x.ndim)), self.cast((first, *more)))
-        out = out | {"weight": widen(out["weight"], 0)}
-        return params._replace(rssm=layers, reward=head, reward_out=(out,))
+        head = [deepen(layer, 0, 1) for layer in self.cast((first, *more))]
+        return params._replace(rssm=layers, reward=head, reward_out=(deepen(out, 0),))
 
     def rest(
         self, params: WorldModelParams, observations: Array, num_steps: int, key: Key

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.networks.blocks import ACTIVATIONS, MLP, widen
+from lofo.networks.blocks import ACTIVATIONS, ALIGNED, MLP, widen
 from lofo.networks.distributions import Statistics
 from lofo.networks.gru import act_on, gate
 from lofo.networks.recurrence import Layer, Layers, apply_layer, in_a_row
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MOST_AHEAD = 12  # steps in a row where there is no way back: all of a plan
 NUM_PARTS = 3  # of an action's number: of 8 digits each, they have all of float32
+DEPTH = 64  # numbers that a turn of a product's loop takes, or fewer that divide them
 
 
 class Departure(NamedTuple):
@@ -44,25 +45,40 @@ def lay_out(model: "RSSM", layers: Layers) -> Layers:
     carried = jnp.concatenate([of_state, prior["weight"]], axis=1)
     nothing = jnp.zeros_like(layers["gates"]["bias"])  # the gates' bias is no state's
     return layers | {
-        "input": {"weight": widen(given, 0), "bias": action["bias"]},
-        "gates": {"weight": of_input, "bias": layers["gates"]["bias"]},
+        "action": deepen(action, 1),
+        "input": deepen({"weight": given, "bias": action["bias"]}, 0, 1),
+        "gates": deepen({"weight": of_input, "bias": layers["gates"]["bias"]}, 0),
         "carried": {"weight": carried, "bias": jnp.concatenate([nothing, prior["bias"]])},
         "prior_out": {"weight": widen(out["weight"], 1), "bias": widen(out["bias"], 0)},
     }
 
 
+def deepen(layer: Layer, *axes: int) -> Layer:
+    """A layer with 0s: products of its inputs (0) or outcomes (1) take whole turns of their loops.
+
+    A loop that ends within a turn masks what lies beyond, by ways that are longer than the rest.
+    """
+    bias = widen(layer["bias"], 0, to=DEPTH) if 1 in axes else layer["bias"]
+    return {"weight": widen(layer["weight"], *axes, to=DEPTH), "bias": bias}
+
+
 def read_rows(model: "RSSM", layers: Layers, weight: Array) -> Array:
     """A weight that reads features, as one that reads the rows of `imagine_rows`."""
     of_latent, of_state = jnp.split(weight, [model.latent.size])
-    margin = len(layers["input"]["weight"]) - model.latent.size  # the next action, not to be read
+    margin = _begin_of_state(model, layers) - model.latent.size  # the next action, not to be read
     return jnp.concatenate([jnp.pad(of_latent, ((0, margin), (0, 0))), of_state])
 
 
 def split_rows(model: "RSSM", layers: Layers, rows: Array) -> tuple[Array, Array]:
     """The deterministic part and the latent of rows, in float32."""
-    begin = len(layers["input"]["weight"])
-    rows = rows.astype(jnp.float32)
+    rows, begin = rows.astype(jnp.float32), _begin_of_state(model, layers)
     return rows[..., begin:][..., : model.deterministic_size], rows[..., : model.latent.size]
+
+
+def _begin_of_state(model: "RSSM", layers: Layers) -> int:
+    """Where in a row the deterministic part begins."""
+    size = model.latent.size + NUM_PARTS * len(layers["action"]["weight"])
+    return size + -size % ALIGNED
 
 
 def depart(model: "RSSM", layers: Layers, deterministic: Array, stochastic: Array) -> Departure:
@@ -79,27 +95,33 @@ def imagine_rows(
 
     A row is the latent, numbers that no one should read, and the deterministic part.
     """
-    activate, batch_shape = ACTIVATIONS[model.activation], actions.shape[1:-1]
+    activate = ACTIVATIONS[model.activation]
 
     def advance(deterministic: Array, driven: Array, of_gates: Array) -> Array:
         gates = apply_layer(layers["gates"], activate(driven)) + of_gates
         return gate(apply_layer, layers, gates, deterministic)
+
+    def join(latent: Array, deterministic: Array) -> Array:
+        own = latent[..., : _begin_of_state(model, layers)]
+        joined = jnp.concatenate([own, deterministic.astype(latent.dtype)], axis=-1)
+        return widen(joined, joined.ndim - 1, to=DEPTH)
 
     def step(deterministic: Array, given: tuple[Array, Array]) -> tuple[Array, Array]:
         next_action, noise = given
         of_gates, of_prior = _carry_on(model, layers, deterministic)
         latent = _draw(model, layers, activate(of_prior), noise, next_action)
         driven = _multiply(layers["input"], latent)
-        return advance(deterministic, driven, of_gates), _join(latent, deterministic)
+        return advance(deterministic, driven, of_gates), join(latent, deterministic)
 
-    start = jnp.broadcast_to(begun.deterministic, (*batch_shape, model.deterministic_size))
+    shape = *actions.shape[1:-1], model.deterministic_size
+    start = jnp.broadcast_to(begun.deterministic, shape)
     first = advance(start, begun.driven + act_on(layers, actions[0]), begun.gates)
     num_more = len(actions) - 1
     steps = in_a_row(num_more, MOST_AHEAD) if num_more else 1
     last, rows = jax.lax.scan(step, first, (actions[1:], noise[:-1]), unroll=steps)
     hidden = activate(_multiply(layers["prior"], last))
     latent = _draw(model, layers, hidden, noise[-1], jnp.zeros_like(actions[0]))
-    return jnp.concatenate([rows, _join(latent, last)[None]])
+    return jnp.concatenate([rows, join(latent, last)[None]])
 
 
 def read(network: MLP, params: Sequence[Layer], x: Array) -> Array:
@@ -134,12 +156,7 @@ def _draw(model: "RSSM", layers: Layers, hidden: Array, noise: Array, next_actio
     prior: Statistics = model.latent.statistics(raw)
     sample = model.latent.sample(prior, noise)
     both = jnp.concatenate([sample, parts(next_action)], axis=-1)
-    return widen(both, both.ndim - 1).astype(layers["input"]["weight"].dtype)
-
-
-def _join(latent: Array, deterministic: Array) -> Array:
-    joined = jnp.concatenate([latent, deterministic.astype(latent.dtype)], axis=-1)
-    return widen(joined, joined.ndim - 1)
+    return widen(both, both.ndim - 1, to=DEPTH).astype(layers["input"]["weight"].dtype)
 
 
 def _multiply(layer: Layer, x: Array) -> Array:

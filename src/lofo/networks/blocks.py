@@ -87,9 +87,9 @@ def finish(product: Array, bias: Array, activation: str) -> Array:
     return found if activation == "none" else ACTIVATIONS[activation](found.astype(product.dtype))
 
 
-def widen(x: Array, *axes: int) -> Array:
-    """With 0s up to a multiple of `ALIGNED` along these axes."""
-    margins = [(0, -n % ALIGNED if axis in axes else 0) for axis, n in enumerate(x.shape)]
+def widen(x: Array, *axes: int, to: int = ALIGNED) -> Array:
+    """With 0s up to a multiple of `ALIGNED`, or another number, along these axes."""
+    margins = [(0, -n % to if axis in axes else 0) for axis, n in enumerate(x.shape)]
     return jnp.pad(x, margins) if any(after for _, after in margins) else x
 
 
