@@ -25,6 +25,7 @@ class Agent(Protocol):
     there may be traced numbers, so that runs which differ in them share one program.
     It may have `errors(state, batches)`, the error [num_batches, batch_size] of its
     model on each sample: samplers such as `ByError` ask for it, on the batches they chose.
+    It may have `ready(state)`, which acts as the state does and is made once for many steps.
     With `takes_rows` it acts on and learns from `Picked` as well as from pictures.
     """
 

@@ -128,6 +128,11 @@ class Dreamer:
         """Nothing seen and nothing done."""
         return self.model.begin()
 
+    def ready(self, state: DreamerState) -> DreamerState:
+        """What acts as the state does, its weights cast once for many steps."""
+        actor = self.model.cast(state.actor[0]), state.actor[1]
+        return state._replace(model=self.model.ready(state.model), actor=actor)
+
     def act(
         self, state: DreamerState, memory: Memory, observation: Array, key: Key, *, explore: bool
     ) -> tuple[Array, Memory]:

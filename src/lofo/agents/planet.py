@@ -91,6 +91,10 @@ class PlaNet:
         """Nothing seen, nothing done."""
         return self.model.begin()
 
+    def ready(self, state: PlaNetState) -> PlaNetState:
+        """What acts as the state does, its weights cast once for many steps."""
+        return state._replace(model=self.model.ready(state.model))
+
     def act(
         self, state: PlaNetState, memory: Memory, observation: Array, key: Key, *, explore: bool
     ) -> tuple[Array, Memory]:

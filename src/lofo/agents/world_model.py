@@ -203,6 +203,14 @@ class WorldModel:
         """The states [T, ..., size] that actions [T, ..., action_size] are expected to lead to."""
         return self.rssm.imagine_window(self.recurrent(params), state, actions, key)
 
+    def ready(self, params: WorldModelParams) -> WorldModelParams:
+        """Cast and taken apart once, ahead of many steps of an episode."""
+        return params._replace(
+            encoder=self.cast(params.encoder),
+            rssm=self.rssm.apart(self.recurrent(params)),
+            reward=self.cast(params.reward),
+        )
+
     def ahead(self, params: WorldModelParams) -> WorldModelParams:
         """Cast and laid out once, ahead of a search; the reward head reads `imagine_rows`."""
         layers = self.rssm.ahead(self.recurrent(params))

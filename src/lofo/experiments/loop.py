@@ -1,23 +1,26 @@
 """One run, many at a time: experiments that differ in their buffer alone share one program.
 
-A cycle is `steps_per_update` times (act, step, add), then one update. Acting, the world and the
-update run over all runs at once; only the buffers differ from experiment to experiment.
+A cycle is `steps_per_update` times (act, step), then all of these steps are remembered, then one
+update. Acting, the world and the update run over all runs at once; only the buffers differ from
+experiment to experiment.
 Keys are folded from (seed, step), so a resumed run draws what an unbroken one would have drawn.
 """
 
 from functools import partial
 from inspect import unwrap
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from lofo.buffers.replay import ReplayState
 from lofo.environments import Task
 from lofo.experiments import memory
 from lofo.experiments.evaluation import evaluate
 from lofo.experiments.fitting import outline_localities
 from lofo.experiments.memory import Lived
 from lofo.experiments.pack import NEVER, Pack, Runs, StepKeys, Streams, Tally
+from lofo.experiments.parcels import lean_loop, lean_scan
 from lofo.experiments.probes import describe_buffer, draw_maps, probe_model
 from lofo.types import Array, Key, LofoError, Metrics, Tree
 
@@ -32,6 +35,21 @@ def check(pack: Pack) -> None:
     except (TypeError, ValueError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise LofoError(f"these settings do not fit together: {reason}") from error
+
+
+class Present(NamedTuple):
+    """What steps change and updates mostly read: many small arrays, for `lean_loop`."""
+
+    worlds: Tree
+    codes: Array
+    memories: Tree
+    replays: tuple[ReplayState, ...]
+    samplers: tuple[Tree, ...]
+
+    @classmethod
+    def of(cls, runs: Runs) -> "Present":
+        """Those of all that the runs remember."""
+        return cls(*(getattr(runs, name) for name in cls._fields))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -60,78 +78,60 @@ def advance(
     """Runs the cycles; warm-up acts at random and learns nothing."""
     per_cycle = pack.lead.schedule.steps_per_update
     places = memory.place_all(pack, runs.localities)  # once, for localities learn nothing here
-    interact = partial(_interact, pack, places, task, is_random=is_warmup)
 
-    def body(cycle: Array, carry: tuple[Runs, Any]) -> tuple[Runs, Any]:
-        runs, counted = carry
+    def body(cycle: Array, present: Present, learnt: Any) -> tuple[Present, Any]:
+        agents, counted = learnt
+        own = runs._replace(agents=agents, **present._asdict())
         step = first_step + cycle * per_cycle
-        if per_cycle == 1:  # no loop within the loop: the compiler then shares the step's keys
-            runs = interact(runs, step)
-        else:
-            runs = jax.lax.fori_loop(0, per_cycle, lambda i, r: interact(r, step + i), runs)
-        if is_warmup:
-            return runs, counted
-        runs, metrics = _learn(pack, runs, step, like)
-        return runs, _count(counted, metrics, step + per_cycle)
+        keys = _keys_ahead(runs.streams, step, per_cycle)
+        own, lived = _live(pack, task, own, keys, is_random=is_warmup)
+        own = memory.remember(pack, own, places, lived, keys.add)
+        if not is_warmup:
+            own, metrics = _learn(pack, own, step, jax.tree.map(lambda key: key[0], keys), like)
+            counted = _count(counted, metrics, step + per_cycle)
+        return Present.of(own), (own.agents, counted)
 
-    if is_warmup:
-        runs, _ = jax.lax.fori_loop(0, num_cycles, body, (runs, None))
-        return runs, Tally({}, {})
-    runs = pack.enter(runs)
-    like = _zeros(pack, runs)
-    runs, (sums, first_bad) = jax.lax.fori_loop(0, num_cycles, body, (runs, _nothing(like)))
+    runs = runs if is_warmup else pack.enter(runs)
+    like = {} if is_warmup else _zeros(pack, runs)
+    learnt = runs.agents, _nothing(like)
+    present, (agents, (sums, first_bad)) = lean_loop(num_cycles, body, Present.of(runs), learnt)
+    runs = runs._replace(agents=agents, **present._asdict())
     named = (dict(zip(sorted(like), x, strict=True)) for x in (sums, first_bad))
-    return pack.leave(runs), Tally(*named)
+    return runs if is_warmup else pack.leave(runs), Tally(*named)
 
 
-def _interact(
-    pack: Pack,
-    places: tuple[Array | None, ...],
-    task: Task,
-    runs: Runs,
-    step: Array,
-    *,
-    is_random: bool,
-) -> Runs:
+def _live(
+    pack: Pack, task: Task, runs: Runs, keys: StepKeys, *, is_random: bool
+) -> tuple[Runs, Lived]:
+    """The steps of a cycle [T, R], not yet remembered: until the update nobody asks the buffers."""
     environment, agent = pack.lead.environment, pack.learner
-    keys = pack.tile(_step_keys(runs.streams, step))
-    observations = environment.decode(runs.codes)
-    if is_random:
-        actions, memories = jax.vmap(environment.random_action)(keys.act), runs.memories
-    else:
-        act = partial(agent.act, explore=True)
-        seen = pack.show(runs.codes)
-        actions, memories = jax.vmap(act)(runs.agents, runs.memories, seen, keys.act)
-    worlds, answer = jax.vmap(environment.step, (None, 0, 0, 0))(
-        task, runs.worlds, actions, keys.world
-    )
-    lived = Lived(runs.codes, observations, actions, answer, is_first=runs.worlds.time == 0)
-    ended = answer.terminated | answer.truncated
-    memories = _where(ended, _begin(pack, runs.codes), memories)
-    remembered = tuple(
-        memory.remember(
-            buffer,
-            (runs.replays[k], runs.samplers[k]),
-            runs.localities[k],
-            places[k],
-            *pack.part((lived, keys.add), k),
+    agents, begun = pack.ready(runs.agents), _begin(pack, runs.codes)
+
+    def live(now: tuple[Tree, Array, Tree], keys: StepKeys) -> tuple[Any, Lived]:
+        worlds, codes, memories = now
+        if is_random:
+            actions = jax.vmap(environment.random_action)(keys.act)
+        else:
+            act = partial(agent.act, explore=True)
+            actions, memories = jax.vmap(act)(agents, memories, pack.show(codes), keys.act)
+        then, answer = jax.vmap(environment.step, (None, 0, 0, 0))(
+            task, worlds, actions, keys.world
         )
-        for k, buffer in enumerate(pack.buffers)
-    )
-    replays, samplers = zip(*remembered, strict=True)
-    return runs._replace(
-        worlds=worlds,
-        codes=answer.observation,
-        memories=memories,
-        replays=replays,
-        samplers=samplers,
-    )
+        memories = _where(answer.terminated | answer.truncated, begun, memories)
+        lived = Lived(codes, actions, answer, is_first=worlds.time == 0)
+        return (then, answer.observation, memories), lived
+
+    now = runs.worlds, runs.codes, runs.memories
+    own = jax.vmap(pack.tile)(keys)
+    (worlds, codes, memories), lived = lean_scan(live, now, own)
+    return runs._replace(worlds=worlds, codes=codes, memories=memories), lived
 
 
-def _learn(pack: Pack, runs: Runs, step: Array, like: Metrics) -> tuple[Runs, Metrics]:
+def _learn(
+    pack: Pack, runs: Runs, step: Array, keys: StepKeys, like: Metrics
+) -> tuple[Runs, Metrics]:
     """The updates of a cycle, each from its own batches, and the mean of what they report."""
     schedule = pack.lead.schedule
-    keys = _step_keys(runs.streams, step)
     if schedule.updates == 1 and not schedule.pretraining:
         return _update(pack, runs, keys)
     is_birth = step == schedule.warmup
@@ -216,6 +216,11 @@ def _fold(stream: Key, step: Array | int) -> Key:
 def _step_keys(streams: Streams, step: Array | int) -> StepKeys:
     split = partial(jax.random.split, num=len(StepKeys._fields))
     return StepKeys(*jax.vmap(split, out_axes=1)(_fold(streams.run, step)))
+
+
+def _keys_ahead(streams: Streams, step: Array, num: int) -> StepKeys:
+    """Those of as many steps, leaves [num, S, 2]."""
+    return jax.vmap(partial(_step_keys, streams))(step + jnp.arange(num))
 
 
 def _where(condition: Array, new: Tree, old: Tree) -> Tree:

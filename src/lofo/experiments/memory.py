@@ -1,6 +1,7 @@
 """How what the runs live through enters their buffers, and how batches come out again."""
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +9,17 @@ import jax.numpy as jnp
 from lofo.buffers import Uniform
 from lofo.buffers.replay import ReplayState
 from lofo.experiments.experiment import Buffer
-from lofo.experiments.pack import Pack
+from lofo.experiments.pack import Pack, Runs
+from lofo.experiments.parcels import lean_scan
 from lofo.types import Array, Batch, Key, Step, TimeStep, Transition, Tree
 
 CHUNK = 256  # observations that are embedded at a time
 
 
 class Lived(NamedTuple):
-    """One step of every run, leaves [R, ...]."""
+    """One step of every run, leaves [R, ...]; of a cycle [T, R, ...]."""
 
     codes: Array
-    observations: Array
     actions: Array
     answer: TimeStep
     is_first: Array
@@ -52,31 +53,70 @@ def _example(pack: Pack, buffer: Buffer) -> Transition | Step:
 def place_all(pack: Pack, localities: tuple[Tree, ...]) -> tuple[Array | None, ...]:
     """Where all that a world shows lies, [S, codes, size] for each buffer that asks.
 
-    None where the codes are not listed: then every step embeds what it sees.
+    None where the codes are not listed: then what a cycle has seen is embedded.
     """
-    environment = pack.lead.environment
-    codes = environment.codes()
+    codes = pack.lead.environment.codes()
 
     def place(buffer: Buffer, locality: Tree) -> Array | None:
         if codes is None or not buffer.embedding_size:
             return None
-        assert buffer.locality is not None
-        embed, see = buffer.locality.embed, environment.decode
-
-        def place_own(own: Tree) -> Array:
-            return jax.lax.map(lambda code: embed(own, see(code)), codes, batch_size=CHUNK)
-
-        return jax.vmap(place_own, axis_size=pack.num_seeds)(locality)
+        embed = partial(_embed, pack, buffer, codes=codes)
+        return jax.vmap(embed, axis_size=pack.num_seeds)(locality)
 
     return tuple(map(place, pack.buffers, localities))
 
 
+def _embed(pack: Pack, buffer: Buffer, locality: Tree, codes: Array) -> Array:
+    """The points [num, size] of codes [num, ...]."""
+    assert buffer.locality is not None
+    embed, see = buffer.locality.embed, pack.lead.environment.decode
+    return jax.lax.map(lambda code: embed(locality, see(code)), codes, batch_size=CHUNK)
+
+
 def remember(
+    pack: Pack, runs: Runs, places: tuple[Array | None, ...], lived: Lived, keys: Key
+) -> Runs:
+    """The runs after what they lived through [T, R, ...] has entered their buffers in turn.
+
+    `keys` are [T, S, 2]. All is embedded at once, for that takes most of the time.
+    """
+    parts = [jax.vmap(partial(pack.part, k=k))(lived) for k in range(len(pack.buffers))]
+    points = [
+        _points(pack, buffer, runs.localities[k], places[k], parts[k])
+        for k, buffer in enumerate(pack.buffers)
+    ]
+
+    def enter(memories: Any, given: Any) -> tuple[Any, None]:
+        parts, points, keys = given
+        own = zip(pack.buffers, memories, parts, points, strict=True)
+        return [_enter(*each, keys) for each in own], None
+
+    memories = list(zip(runs.replays, runs.samplers, strict=True))
+    memories, _ = lean_scan(enter, memories, (parts, points, keys))
+    replays, samplers = zip(*memories, strict=True)
+    return runs._replace(replays=replays, samplers=samplers)
+
+
+def _points(
+    pack: Pack, buffer: Buffer, locality: Tree, places: Array | None, lived: Lived
+) -> Array | None:
+    """Where one buffer's runs have been, [T, S, size]."""
+    if not buffer.embedding_size:
+        return None
+    if places is None:
+        points = jax.vmap(partial(_embed, pack, buffer), (0, 1), 1)(locality, lived.codes)
+    else:
+        points = jax.vmap(lambda table, code: table[code], (0, 1), 1)(places, lived.codes)
+    if buffer.same_action:
+        points = jax.vmap(jax.vmap(buffer.tell_apart))(points, lived.actions)
+    return points
+
+
+def _enter(
     buffer: Buffer,
     memory: tuple[ReplayState, Tree],
-    locality: Tree,
-    places: Array | None,
     lived: Lived,
+    points: Array | None,
     keys: Key,
 ) -> tuple[ReplayState, Tree]:
     """One buffer's runs with one more step, and where an episode ended, with its closing row."""
@@ -92,18 +132,7 @@ def remember(
         items = Transition(
             lived.codes, lived.actions, answer.reward, answer.terminated, answer.successor
         )
-    if buffer.embedding_size:
-        assert buffer.locality is not None
-        if places is None:
-            embeddings = jax.vmap(buffer.locality.embed)(locality, lived.observations)
-        else:
-            embeddings = jax.vmap(lambda table, code: table[code])(places, lived.codes)
-        if buffer.same_action:
-            embeddings = jax.vmap(buffer.tell_apart)(embeddings, lived.actions)
-        replay, starts = jax.vmap(buffer.replay.place)(replay, items, embeddings, keys)
-    else:
-        place = jax.vmap(lambda s, i, k: buffer.replay.place(s, i, None, k))
-        replay, starts = place(replay, items, keys)
+    replay, starts = jax.vmap(buffer.replay.place)(replay, items, points, keys)
     if isinstance(items, Step):
         closing = Step(
             observation=answer.successor,

@@ -110,6 +110,11 @@ class Pack:
         """The agent in the form that learns fastest on this device."""
         return on_chip(self.lead.agent) or self.lead.agent
 
+    def ready(self, agents: Tree) -> Tree:
+        """The agents as they act, for as long as they do not learn."""
+        ready = getattr(self.learner, "ready", None)
+        return jax.vmap(ready)(agents) if ready else agents
+
     def show(self, codes: Array) -> Any:
         """What codes look like to the learner: observations, or their rows among all there are."""
         environment = self.lead.environment

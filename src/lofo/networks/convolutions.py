@@ -31,7 +31,8 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     are_few = height * width * kernel**2 < 2 * x.shape[1] * x.shape[2] and x.dtype == jnp.bfloat16
     if kernels and (kernels == patchless.OURS or not are_few):
         return patchless.convolve(x, weight, bias, stride, activation, kernels)
-    if len(x) * height * width <= out:  # weights are what is large: in the order a CNN keeps them
+    # weights are what is large, or what a step waits for: in the order a CNN keeps them
+    if len(x) == 1 or len(x) * height * width <= out:
         flat = jnp.moveaxis(weight, 2, 0).reshape(-1, out).astype(x.dtype)
         return finish(_patches(x, kernel, stride, height, width) @ flat, bias, activation)
     block = math.gcd(kernel, stride)  # pixels that always move together
