@@ -189,22 +189,26 @@ def test_a_closing_row_ends_a_window_and_starts_none():
     assert state.index.ledger.clock == 3
 
 
-def test_closing_is_placing_a_step_that_is_no_start():
-    """And where it is not there, nothing at all happens."""
-    for rule in (Fifo(), Local(0.5, 1)):
-        index = SequenceIndex(rule, 5, 3)
-        place = jax.jit(lambda s, e, i=index: i.place(s, e, None)[0])
-        close = jax.jit(lambda s, there, i=index: i.close(s, there))
-        state = index.init(1)
-        for x in (0.0, 1.0, 1.0, 2.0, 0.0, 3.0, 4.0, 1.0):
-            state = place(state, jnp.array([x]))
-            same, nowhere = close(state, False)
-            jax.tree.map(np.testing.assert_array_equal, same, state)
-            assert nowhere == index.num_slots
-            slow, slot, _ = index.place(state, jnp.array([x]), None, is_start=False)
-            state, closed = close(state, True)
-            jax.tree.map(np.testing.assert_array_equal, state, slow)
-            assert closed == slot
+@pytest.mark.parametrize("rule", [Fifo(), Reservoir(), Local(0.5, 1), Local(0.5, 2)])
+@pytest.mark.parametrize(("window", "num_slots"), [(3, None), (3, 4), (1, None), (5, 6)])
+def test_closing_is_placing_a_step_that_is_no_start(rule, window, num_slots):
+    """And where it is not there, nothing at all happens; so too where steps find no room."""
+    index = SequenceIndex(rule, 5, window, num_slots)
+    place = jax.jit(index.place)
+    both = jax.jit(lambda s, e, k, there: index.place(s, e, k, is_closed=there))
+    state, rng = index.init(1), np.random.default_rng(0)
+    for number in range(60):
+        key, x = jax.random.PRNGKey(number), jnp.asarray(rng.integers(0, 5, 1), jnp.float32)
+        then, slot, row = place(state, x, key)
+        same, (own, nowhere), own_row = both(state, x, key, False)
+        jax.tree.map(np.testing.assert_array_equal, same, then)
+        assert (own, nowhere, own_row) == (slot, index.num_slots, row)
+        slow, closed, _ = place(then, x, key, is_start=False)
+        fast, slots, own_row = both(state, x, key, True)
+        jax.tree.map(np.testing.assert_array_equal, fast, slow)
+        assert (*slots, own_row) == (slot, closed, row)
+        state = then if rng.random() < 0.7 else slow
+    assert num_slots is None or state.trajectory.step_overflow > 0
 
 
 def test_growing_windows_are_drawn_and_begin_again_where_they_end():

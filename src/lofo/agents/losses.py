@@ -1,8 +1,11 @@
 """Losses as pure functions on arrays: a batch in, one number out."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
+from lofo.networks import Latent, Statistics
 from lofo.types import Array
 
 
@@ -42,3 +45,34 @@ def planning_target(
     `termination` is a probability, not a decision, and the reward counts whatever it says.
     """
     return reward + discount * (1 - termination) * jnp.max(next_values, axis=-1)
+
+
+@dataclass(frozen=True)
+class BalancedKL:
+    """DreamerV2's: the prior is drawn to the posterior more than the reverse."""
+
+    scale: float = 1.0
+    balance: float = 0.8  # the prior's share
+    free: float = 1.0  # nats of the batch's mean that cost nothing to lower further
+
+    def loss(self, latent: Latent, posterior: Statistics, prior: Statistics) -> tuple[Array, Array]:
+        """The loss, and the mean KL it comes from."""
+        still_posterior, still_prior = jax.lax.stop_gradient((posterior, prior))
+        for_posterior = jnp.mean(latent.kl(posterior, still_prior))
+        for_prior = jnp.mean(latent.kl(still_posterior, prior))
+        parts = (jnp.maximum(kl, self.free) for kl in (for_posterior, for_prior))
+        shares = 1 - self.balance, self.balance
+        loss = sum((share * part for share, part in zip(shares, parts, strict=True)), jnp.zeros(()))
+        return self.scale * loss, for_posterior
+
+
+@dataclass(frozen=True)
+class HingedKL:
+    """PlaNet's: each step's KL counts as far as it exceeds the free nats."""
+
+    free: float = 3.0
+
+    def loss(self, latent: Latent, posterior: Statistics, prior: Statistics) -> tuple[Array, Array]:
+        """The loss, and the mean KL it comes from."""
+        kl = latent.kl(posterior, prior)
+        return jnp.mean(jnp.maximum(kl - self.free, 0.0)), jnp.mean(kl)

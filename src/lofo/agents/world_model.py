@@ -10,15 +10,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.agents.losses import reward_loss
+from lofo.agents.losses import BalancedKL, HingedKL, reward_loss
 from lofo.networks import (
     CNN,
     MLP,
     RSSM,
-    Latent,
     Network,
     RSSMState,
-    Statistics,
     TransposedCNN,
     check_shape,
     linear,
@@ -71,37 +69,6 @@ def arrive(items: Step, reward_known: Array) -> Arrived:
 
 
 @dataclass(frozen=True)
-class BalancedKL:
-    """DreamerV2's: the prior is drawn to the posterior more than the reverse."""
-
-    scale: float = 1.0
-    balance: float = 0.8  # the prior's share
-    free: float = 1.0  # nats of the batch's mean that cost nothing to lower further
-
-    def loss(self, latent: Latent, posterior: Statistics, prior: Statistics) -> tuple[Array, Array]:
-        """The loss, and the mean KL it comes from."""
-        still_posterior, still_prior = jax.lax.stop_gradient((posterior, prior))
-        for_posterior = jnp.mean(latent.kl(posterior, still_prior))
-        for_prior = jnp.mean(latent.kl(still_posterior, prior))
-        parts = (jnp.maximum(kl, self.free) for kl in (for_posterior, for_prior))
-        shares = 1 - self.balance, self.balance
-        loss = sum((share * part for share, part in zip(shares, parts, strict=True)), jnp.zeros(()))
-        return self.scale * loss, for_posterior
-
-
-@dataclass(frozen=True)
-class HingedKL:
-    """PlaNet's: each step's KL counts as far as it exceeds the free nats."""
-
-    free: float = 3.0
-
-    def loss(self, latent: Latent, posterior: Statistics, prior: Statistics) -> tuple[Array, Array]:
-        """The loss, and the mean KL it comes from."""
-        kl = latent.kl(posterior, prior)
-        return jnp.mean(jnp.maximum(kl - self.free, 0.0)), jnp.mean(kl)
-
-
-@dataclass(frozen=True)
 class WorldModel:
     """Encoder, recurrent state-space model, decoder and reward head; defaults are DreamerV2's."""
 
@@ -114,7 +81,7 @@ class WorldModel:
     canvas_size: int = 1536  # outputs of the dense layer before the decoder
     rssm: RSSM = RSSM()  # noqa: RUF009
     reward_head: MLP = MLP((400,) * 4, "elu", "glorot")
-    divergence: BalancedKL | HingedKL = BalancedKL()
+    divergence: BalancedKL | HingedKL = BalancedKL()  # noqa: RUF009
     reward_weight: float = 1.0
     num_bits: int | None = None  # of a pixel's value: PlaNet keeps 5, and fills up with noise
     compute_dtype: Literal["float32", "bfloat16"] = "float32"  # of products inside the networks

@@ -171,8 +171,12 @@ class SequenceIndex:
         *,
         is_start: Array | bool = True,
         stream: Array | int = 0,
+        is_closed: Array | None = None,
     ) -> tuple[SequenceState, Array, Array]:
-        """The step's slot, `num_slots` if not stored; a closing row is a step but no start."""
+        """The step's slot, `num_slots` if not stored; a closing row is a step but no start.
+
+        Told whether an episode is closed, both slots [2]: what two calls give, but cheaper.
+        """
         if isinstance(stream, int) and not 0 <= stream < self.num_streams:
             raise ValueError(f"stream must lie in [0, {self.num_streams}), got {stream}")
         ledger, placement = _place(self.rule, state.ledger, embedding, key, is_start)
@@ -181,19 +185,10 @@ class SequenceIndex:
             placement.slot,
             placement.slot < state.ledger.size,
             stream,
+            is_closed,
             voids_rewards=self.rule.voids_rewards,
         )
         return SequenceState(ledger, trajectory), slot, placement.slot
-
-    def close(
-        self, state: SequenceState, is_there: Array | bool = True, stream: Array | int = 0
-    ) -> tuple[SequenceState, Array]:
-        """The slot of a closing row: what `place` gives to a step that is no start, but cheaper.
-
-        Where it is not there nothing happens, and its slot is `num_slots`.
-        """
-        trajectory, slot = trajectories.extend(state.trajectory, self.capacity, stream, is_there)
-        return state._replace(trajectory=trajectory), slot
 
     def draw(self, state: SequenceState, num: int, key: Key, weight: Array | None = None) -> Draw:
         """Windows, uniform among their starts or in proportion to `weight` [C]."""

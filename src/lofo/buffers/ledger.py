@@ -62,11 +62,13 @@ def record(
     """The ledger after the newcomer took its place; one not counted leaves no trace at all."""
     is_counted = jnp.asarray(is_counted)
     slot = jnp.where(is_counted, placement.slot, ledger.capacity)
+    # The second goes nowhere: of a scatter of a single row XLA makes three kernels on a GPU.
+    slots = jnp.stack([slot, jnp.full_like(slot, ledger.capacity)])
     is_fresh = (slot == ledger.size) & (slot < ledger.capacity)
     digits = ledger.near_total + jnp.where(is_counted, placement.num_near, 0) * jnp.array([0, 1])
     return Ledger(
-        stamp=ledger.stamp.at[slot].set(ledger.clock, mode="drop"),
-        embedding=ledger.embedding.at[slot].set(embedding, mode="drop"),
+        stamp=ledger.stamp.at[slots].set(ledger.clock, mode="drop"),
+        embedding=ledger.embedding.at[slots].set(embedding, mode="drop"),
         size=ledger.size + is_fresh,
         clock=ledger.clock + is_counted,
         evictions=ledger.evictions + (slot < ledger.size),

@@ -5,6 +5,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from lofo.buffers.index import Draw, Index
 from lofo.buffers.storage import DeviceStorage, Storage
@@ -55,9 +56,16 @@ class Replay:
         item: Tree,
         embedding: Array | None = None,
         key: Key | None = None,
+        closing: tuple[Tree, Array] | None = None,
         **step: Any,
     ) -> tuple[ReplayState, Array]:
-        """The same, and the ledger row the item took: for samplers, who keep a book of rows."""
+        """The same, and the ledger row the item took: for samplers, who keep a book of rows.
+
+        In a buffer of windows, `closing` is the closing row of an episode, and whether it is there.
+        """
+        if closing is not None:
+            item = jax.tree.map(lambda *x: jnp.stack(x), item, closing[0])
+            step |= {"is_closed": closing[1]}
         place = (
             functools.partial(_place_compiled, self.index)
             if self.storage.is_host
@@ -65,11 +73,6 @@ class Replay:
         )
         index, slot, start = place(state.index, embedding, key, **step)
         return ReplayState(index, self.storage.write(state.rows, slot, item)), start
-
-    def close(self, state: ReplayState, item: Tree, is_there: Array | bool = True) -> ReplayState:
-        """The buffer of windows with the closing row of an episode, where there is one."""
-        index, slot = self.index.close(state.index, is_there)  # type: ignore[attr-defined]  # windows alone
-        return ReplayState(index, self.storage.write(state.rows, slot, item))
 
     def sample(self, state: ReplayState, num: int, key: Key, weight: Array | None = None) -> Batch:
         """A batch, drawn uniformly or in proportion to a weight for each ledger row."""

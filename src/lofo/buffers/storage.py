@@ -1,6 +1,7 @@
 """What is held: the payload, on the device or in the host's memory; dtypes are kept."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Protocol
 
@@ -20,7 +21,7 @@ class Storage(Protocol):
         """Empty rows, shaped like the example."""
 
     def write(self, rows: Tree, slot: Array, item: Tree) -> Tree:
-        """The rows with the item in its slot."""
+        """The rows with the item in its slot, or items [K, ...] in slots [K]."""
 
     def read(self, rows: Tree, slots: Array) -> Tree:
         """The items in the slots."""
@@ -73,14 +74,16 @@ class DeviceStorage:
     def write(self, rows: PackedRows, slot: Array, item: Tree) -> PackedRows:
         """One scatter; a refused item is dropped by it."""
         leaves, structure = jax.tree.flatten(item)
-        shapes, own = [jnp.shape(x) for x in leaves], [shape for shape, _ in rows.leaves]
+        lead = jnp.shape(slot)
+        shapes, own = [jnp.shape(x) for x in leaves], [(*lead, *shape) for shape, _ in rows.leaves]
         if structure != rows.structure or shapes != own:  # else their words would be misread
             raise ValueError(
                 f"items are {rows.structure} of shapes {own}, got {structure} of {shapes}"
             )
         kinds = zip(leaves, rows.leaves, strict=True)
-        none = jnp.zeros(0, jnp.uint32)  # an item may be empty: an index that only counts
-        words = jnp.concatenate([none, *(_to_words(jnp.asarray(x, k[1])) for x, k in kinds)])
+        none = jnp.zeros((*lead, 0), jnp.uint32)  # an item may be empty: an index that only counts
+        parts = [_to_words(jnp.asarray(x, kind[1]).reshape(*lead, -1)) for x, kind in kinds]
+        words = jnp.concatenate([none, *parts], axis=-1)
         new = rows.words.at[slot].set(words, mode="drop")
         return dataclasses.replace(rows, words=new)
 
@@ -108,11 +111,11 @@ class HostStorage:
 
     def write(self, rows: Tree, slot: Array, item: Tree) -> Tree:
         """The same rows, changed in place unless the item was refused."""
-        place = int(slot)
+        places = np.asarray(slot)
 
         def put(row: np.ndarray, x: Array) -> None:
-            if place < len(row):
-                row[place] = x
+            is_there = places < len(row)
+            row[places[is_there]] = np.asarray(x)[is_there]
 
         jax.tree.map(put, rows, item)
         return rows
@@ -131,12 +134,15 @@ def _num_words(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def _to_words(x: Array) -> Array:
-    """The bits of an array as a vector of words, the last one filled up with zeros."""
-    flat = x.ravel().astype(jnp.uint8) if jnp.issubdtype(x.dtype, bool) else x.ravel()
-    per_word = 4 // flat.dtype.itemsize
+    """The bits of vectors [..., n] as vectors of words, the last one filled up with zeros."""
+    per_word = 4 // x.dtype.itemsize
     if per_word == 1:
-        return jax.lax.bitcast_convert_type(flat, jnp.uint32)
-    padded = jnp.pad(flat, (0, -flat.size % per_word)).reshape(-1, per_word)
+        return jax.lax.bitcast_convert_type(x, jnp.uint32)
+    margins = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % per_word)]
+    padded = jnp.pad(x, margins).reshape(*x.shape[:-1], -1, per_word)
+    if x.dtype == bool:  # by hand: for bytes that become a word a GPU takes a kernel of its own
+        parts = (padded[..., k].astype(jnp.uint32) << 8 * k for k in range(per_word))
+        return functools.reduce(jnp.bitwise_or, parts)
     return jax.lax.bitcast_convert_type(padded, jnp.uint32)
 
 

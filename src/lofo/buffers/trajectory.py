@@ -62,73 +62,128 @@ def init(capacity: int, window: int, num_slots: int, num_streams: int) -> Trajec
     )
 
 
+class Left(NamedTuple):
+    """What a start leaves behind."""
+
+    steps: Array  # [N] int32, the slots of its window, else T
+    cover: Array  # [N] int32, how many starts still reach them
+    num_freed: Array  # [] int32
+
+
+class Joined(NamedTuple):
+    """A step that has come, and whose windows it joins."""
+
+    rows: Array  # [N] int32, those that reach it, by steps since their start, else C
+    num_reaching: Array  # [] int32
+    slot: Array  # [] int32, T if nobody reaches it, or there is no room
+    is_stored: Array  # [] bool
+    is_lost: Array  # [] bool, there is no room
+    recent: Array  # [N-1] int32, rows of the stream's growing starts now
+
+
 def add(
     trajectory: Trajectory,
     row: Array,
     is_taken: Array,
     stream: Array | int = 0,
+    is_closed: Array | None = None,
     *,
     voids_rewards: bool,
 ) -> tuple[Trajectory, Array]:
-    """The next step of a stream, whose start has `row` (C: none), perhaps taken from another."""
+    """The next step of a stream, whose start has `row` (C: none), perhaps taken from another.
+
+    Told whether an episode is closed, it also finds a slot for the closing row, if there is one:
+    slots are then [2]. That is another step without a start, but both are written at once.
+    """
+    num_rows = trajectory.filled.shape[0]
+    row = jnp.asarray(row, jnp.int32)
     # The victim's steps must be freed first: otherwise the bound of B·N breaks.
-    victim = jnp.where(is_taken, row, trajectory.filled.shape[0])
-    return extend(forget(trajectory, victim, voids_rewards=voids_rewards), row, stream)
+    left, trajectory = _forget(trajectory, jnp.where(is_taken, row, num_rows))
+    rows = jnp.concatenate([row[None], trajectory.recent[stream]])
+    num_reaching = jnp.sum(rows < num_rows, dtype=jnp.int32)
+    first = _join(trajectory, rows, num_reaching, trajectory.num_free)
+    joined = [first]
+    if is_closed is not None:
+        # Reached by the same starts but for one whose window is complete; not counted anew, for
+        # a sum is a kernel of its own on a GPU.
+        rows = jnp.where(is_closed, jnp.append(num_rows, first.recent), num_rows)
+        num_left = first.num_reaching - (first.rows[-1] < num_rows)
+        num_reaching = jnp.where(is_closed & ~first.is_lost, num_left, 0)
+        closing = _join(trajectory, rows, num_reaching, trajectory.num_free - first.is_stored)
+        # what is not there changes nothing
+        recent = jnp.where(is_closed, closing.recent, first.recent)
+        joined.append(closing._replace(recent=recent))
+    slots = jnp.stack([own.slot for own in joined])
+    grown = _write(trajectory, left, joined, slots, stream, voids_rewards)
+    return grown, slots[0] if is_closed is None else slots
 
 
-def forget(trajectory: Trajectory, row: Array, *, voids_rewards: bool) -> Trajectory:
-    """A start leaves its row (C: nobody does) to an heir, and frees the steps only it reached."""
+def _forget(trajectory: Trajectory, row: Array) -> tuple[Left, Trajectory]:
+    """A start leaves its row (C: nobody does) to an heir; the steps only it reached are free."""
     num_rows, num_slots = trajectory.filled.shape[0], trajectory.num_slots
     column = jnp.arange(trajectory.window.shape[-1])
     rows = jnp.full_like(column, row)  # a gather: XLA repeats a slice, and then copies the buffer
     is_there = column < trajectory.filled.at[rows].get(mode="fill", fill_value=0)
     steps = jnp.where(is_there, trajectory.window.at[rows, column].get(mode="clip"), num_slots)
-    cover = trajectory.cover.at[steps].add(-1, mode="drop")
-    is_freed = cover.at[steps].get(mode="fill", fill_value=1) == 0
+    cover = trajectory.cover.at[steps].get(mode="fill", fill_value=2) - 1
+    is_freed = cover == 0
     place = jnp.where(is_freed, trajectory.num_free + jnp.cumsum(is_freed) - 1, num_slots)
-    known = trajectory.known
-    if voids_rewards:
-        known = known.at[steps[0]].set(False, mode="drop")
-    return trajectory._replace(
-        cover=cover,
-        known=known,
+    num_freed = jnp.sum(is_freed, dtype=jnp.int32)
+    return Left(steps, cover, num_freed), trajectory._replace(
         free=trajectory.free.at[place].set(steps, mode="drop"),
-        num_free=trajectory.num_free + jnp.sum(is_freed, dtype=jnp.int32),
+        num_free=trajectory.num_free + num_freed,
         # A start that leaves while its window is growing must not grow on in its heir.
         recent=jnp.where(trajectory.recent == row, num_rows, trajectory.recent),
     )
 
 
-def extend(
-    trajectory: Trajectory, row: Array | int, stream: Array | int, is_there: Array | bool = True
-) -> tuple[Trajectory, Array]:
-    """A step joins the windows that reach it; its slot is T if there is none, or no room.
+def _join(trajectory: Trajectory, rows: Array, num_reaching: Array, num_free: Array) -> Joined:
+    """A step that the starts in `rows` reach."""
+    num_rows = trajectory.filled.shape[0]
+    is_reached, is_room = num_reaching > 0, num_free > 0
+    is_stored, is_lost = is_reached & is_room, is_reached & ~is_room
+    slot = jnp.where(is_stored, trajectory.free[jnp.maximum(num_free - 1, 0)], trajectory.num_slots)
+    # A lost step cuts the chain: a window with a hole must never become complete.
+    recent = jnp.where(is_lost, num_rows, rows[:-1])
+    return Joined(rows, num_reaching, slot, is_stored, is_lost, recent)
 
-    A step that is not there changes nothing: what comes only now and then, under `jit`.
+
+def _write(
+    trajectory: Trajectory,
+    left: Left,
+    joined: list[Joined],
+    slots: Array,
+    stream: Array | int,
+    voids_rewards: bool,
+) -> Trajectory:
+    """The book after one start has left and steps [K] in a row have joined: one scatter an array.
+
+    What is written twice in a row must come once, as it is in the end.
     """
     num_rows, window = trajectory.window.shape
-    row = jnp.asarray(row, jnp.int32)
-    reaching = jnp.concatenate([row[None], trajectory.recent[stream]])  # by steps since the start
-    rows = jnp.where(is_there, reaching, num_rows)
-    num_reaching = jnp.sum(rows < num_rows, dtype=jnp.int32)
-    is_room = trajectory.num_free > 0
-    is_stored, is_lost = (num_reaching > 0) & is_room, (num_reaching > 0) & ~is_room
-    top = trajectory.free[jnp.maximum(trajectory.num_free - 1, 0)]
-    slot = jnp.where(is_stored, top, trajectory.num_slots)
-    targets = jnp.where(is_stored, rows, num_rows)
-    num_free = trajectory.num_free - is_stored
-    grown = trajectory._replace(
-        window=trajectory.window.at[targets, jnp.arange(window)].set(slot, mode="drop"),
-        # Whoever began d steps ago has d steps so far; an heir's row thereby starts anew.
-        filled=trajectory.filled.at[rows].set(jnp.arange(window) + is_stored, mode="drop"),
-        cover=trajectory.cover.at[slot].set(num_reaching, mode="drop"),
-        known=trajectory.known.at[slot].set(True, mode="drop"),
+    column = jnp.arange(window)
+    rows = jnp.stack([own.rows for own in joined])  # [K, N]
+    is_stored = jnp.stack([own.is_stored for own in joined])
+    reaching = jnp.stack([own.num_reaching for own in joined])
+    # A freed slot may be taken again at once.
+    is_taken = (left.steps[:, None] == slots).any(-1)
+    steps = jnp.where(is_taken, trajectory.num_slots, left.steps)
+    targets = jnp.where(is_stored[:, None], rows, num_rows)
+    # Whoever began d steps ago has d steps so far; an heir's row thereby starts anew.
+    later = jnp.pad(rows, ((0, 1), (0, 1)), constant_values=num_rows)[1:, 1:]
+    last = jnp.where(later < num_rows, num_rows, rows)
+    voided = steps[: int(voids_rewards)]
+    known = jnp.arange(len(voided) + len(slots)) >= len(voided)
+    num_free = trajectory.num_free - sum(own.is_stored.astype(jnp.int32) for own in joined)
+    return trajectory._replace(
+        window=trajectory.window.at[targets, column].set(slots[:, None], mode="drop"),
+        filled=trajectory.filled.at[last].set(column + is_stored[:, None], mode="drop"),
+        cover=trajectory.cover.at[jnp.concatenate([steps, slots])].set(
+            jnp.concatenate([left.cover, reaching]), mode="drop"
+        ),
+        known=trajectory.known.at[jnp.concatenate([voided, slots])].set(known, mode="drop"),
         num_free=num_free,
         high_water=jnp.maximum(trajectory.high_water, trajectory.num_slots - num_free),
-        # A lost step cuts the chain: a window with a hole must never become complete.
-        recent=trajectory.recent.at[stream].set(
-            jnp.where(is_there, jnp.where(is_lost, num_rows, rows[:-1]), trajectory.recent[stream])
-        ),
-        step_overflow=trajectory.step_overflow + is_lost,
+        recent=trajectory.recent.at[stream].set(joined[-1].recent),
+        step_overflow=sum((own.is_lost for own in joined), trajectory.step_overflow),
     )
-    return grown, slot

@@ -254,11 +254,16 @@ def target(direction: Array) -> Array:
 
 
 def _near_t1(angles: Array, direction: Array, radius: float) -> Array:
-    return jnp.sum((fingertip(angles) - target(direction)) ** 2, axis=-1) <= radius**2
+    return _length_squared(fingertip(angles) - target(direction)) <= radius**2
 
 
 def _near_t2(angles: Array, direction: Array, radius: float) -> Array:
-    return jnp.sum((fingertip(angles) + target(direction)) ** 2, axis=-1) <= radius**2
+    return _length_squared(fingertip(angles) + target(direction)) <= radius**2
+
+
+def _length_squared(points: Array) -> Array:
+    """Of vectors [..., 2]; no sum over an axis, for that would be a kernel of its own on a GPU."""
+    return points[..., 0] ** 2 + points[..., 1] ** 2
 
 
 def _place_in_zone(direction: Array, elbow: Array, lots: Array) -> tuple[Array, Array]:
@@ -286,4 +291,4 @@ def _turn(points: Array, angle: Array) -> Array:
 def _reachable(direction: Array, offsets: Array) -> Array:
     """The first point beside T1 that the finger can reach."""
     points = target(direction) + offsets
-    return points[jnp.argmax(jnp.sum(points**2, axis=-1) <= (2 * LINK) ** 2)]
+    return points[jnp.argmax(_length_squared(points) <= (2 * LINK) ** 2)]

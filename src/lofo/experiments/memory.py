@@ -132,19 +132,22 @@ def _enter(
         items = Transition(
             lived.codes, lived.actions, answer.reward, answer.terminated, answer.successor
         )
-    replay, starts = jax.vmap(buffer.replay.place)(replay, items, points, keys)
-    if isinstance(items, Step):
-        closing = Step(
-            observation=answer.successor,
-            action=jnp.zeros_like(items.action),
-            reward=jnp.zeros_like(items.reward),
-            terminated=items.terminated,
-            is_first=jnp.zeros_like(items.is_first),
-            is_last=jnp.ones_like(items.is_last),
-        )
-        ended = answer.terminated | answer.truncated
-        replay = jax.vmap(buffer.replay.close)(replay, closing, ended)
+    closing = _closing(items, answer) if isinstance(items, Step) else None
+    replay, starts = jax.vmap(buffer.replay.place)(replay, items, points, keys, closing)
     return replay, jax.vmap(buffer.sampler.add)(sampler, starts, answer.reward)
+
+
+def _closing(items: Step, answer: TimeStep) -> tuple[Step, Array]:
+    """The row that an episode ends with, and whether it has ended."""
+    row = Step(
+        observation=answer.successor,
+        action=jnp.zeros_like(items.action),
+        reward=jnp.zeros_like(items.reward),
+        terminated=items.terminated,
+        is_first=jnp.zeros_like(items.is_first),
+        is_last=jnp.ones_like(items.is_last),
+    )
+    return row, answer.terminated | answer.truncated
 
 
 def sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key: Key) -> Batch:

@@ -1,8 +1,8 @@
 """A loop whose small arrays travel together.
 
-A GPU takes some microseconds for a kernel, however little it does, and a loop writes each array that
-it carries by one. What an episode or a buffer counts is many arrays of a few numbers: as one array of
-words, a step reads them in passing and writes them by one kernel. Not a bit is changed.
+A GPU takes some microseconds for a kernel, however little it does, and a loop writes each array
+that it carries by one. What an episode or a buffer counts is many arrays of a few numbers: as one
+array of words, a step reads them in passing and writes them by one kernel. Not a bit is changed.
 """
 
 from collections.abc import Callable
@@ -97,4 +97,4 @@ def _to_words(x: Array) -> Array:
 
 
 def _from_words(words: Array, dtype: Any) -> Array:
-    return words != 0 if dtype == bool else jax.lax.bitcast_convert_type(words, dtype)
+    return words != 0 if jnp.issubdtype(dtype, bool) else jax.lax.bitcast_convert_type(words, dtype)
