@@ -24,6 +24,7 @@ ANYWHERE, OUTSIDE, DISC, QUARTER = range(4)  # where an episode begins
 # One draw of any kind is good with at least 80 %: all fail in less than one of 1e11 episodes.
 NUM_CANDIDATES = 16
 CHART_CELLS, CHART_EDGE = 40, 0.25
+FEW = 64  # pictures: what some runs see in a step, not what an update looks at
 SPEED_SCALE = 12.0  # rad/s, which no joint reaches
 
 
@@ -228,8 +229,9 @@ class Reacher(World):
         Else a compiler draws a pixel anew for every patch that a network takes it into: on a CPU
         an update of a world model then took three times as long.
         """
-        shape = direction.shape
-        if math.prod(shape) % 2:
+        shape, num = direction.shape, math.prod(direction.shape)
+        is_short = num < FEW and jax.default_backend() != "cpu"  # what turns of a loop cost a GPU
+        if num % 2 or is_short:
             return draw(angles, direction, self.green_t2)
         halves = angles.reshape(2, -1, 2), direction.reshape(2, -1)
         pictures = jax.lax.map(lambda half: draw(half[0], half[1], self.green_t2), halves)

@@ -60,17 +60,17 @@ def place_all(pack: Pack, localities: tuple[Tree, ...]) -> tuple[Array | None, .
     def place(buffer: Buffer, locality: Tree) -> Array | None:
         if codes is None or not buffer.embedding_size:
             return None
-        embed = partial(_embed, pack, buffer, codes=codes)
+        embed = partial(_embed, buffer, observations=pack.lead.environment.decode(codes))
         return jax.vmap(embed, axis_size=pack.num_seeds)(locality)
 
     return tuple(map(place, pack.buffers, localities))
 
 
-def _embed(pack: Pack, buffer: Buffer, locality: Tree, codes: Array) -> Array:
-    """The points [num, size] of codes [num, ...]."""
+def _embed(buffer: Buffer, locality: Tree, observations: Array) -> Array:
+    """The points [num, size] of observations [num, ...]."""
     assert buffer.locality is not None
-    embed, see = buffer.locality.embed, pack.lead.environment.decode
-    return jax.lax.map(lambda code: embed(locality, see(code)), codes, batch_size=CHUNK)
+    embed = partial(buffer.locality.embed, locality)
+    return jax.lax.map(embed, observations, batch_size=CHUNK)
 
 
 def remember(
@@ -104,7 +104,8 @@ def _points(
     if not buffer.embedding_size:
         return None
     if places is None:
-        points = jax.vmap(partial(_embed, pack, buffer), (0, 1), 1)(locality, lived.codes)
+        observations = pack.lead.environment.decode(lived.codes)
+        points = jax.vmap(partial(_embed, buffer), (0, 1), 1)(locality, observations)
     else:
         points = jax.vmap(lambda table, code: table[code], (0, 1), 1)(places, lived.codes)
     if buffer.same_action:
