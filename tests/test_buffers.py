@@ -324,6 +324,11 @@ def test_storage_keeps_dtypes_and_drops_the_refused(storage):
     blank = jax.tree.map(np.zeros_like, example)
     for place, held in (((0, 0), blank), ((0, 1), item), ((1, 0), blank), ((1, 1), item)):
         check_equal(jax.tree.map(lambda x, place=place: x[place], read), held)
+    both = jax.tree.map(lambda *x: jnp.stack(x), item, example._replace(reward=2.5))
+    at_once = storage.write(storage.init(3, example), jnp.array([1, 3]), both)
+    check_equal(storage.items(at_once), storage.items(rows))
+    turned = storage.read(storage.write(at_once, jnp.array([2, 0]), both), jnp.array([2, 0, 1]))
+    check_equal(turned.reward, np.float32([-1.5, 2.5, -1.5]))
 
 
 def test_radius_and_limit_are_data():

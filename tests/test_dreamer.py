@@ -188,6 +188,21 @@ def test_an_episode_is_remembered_and_evaluated_without_noise(begun, rows):
     assert memory.state.stochastic.sum() == pytest.approx(4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_who_is_ready_acts_as_before(begun, rows, dtype):
+    agent = replace(SMALL, model=replace(SMALL.model, compute_dtype=dtype))
+    ready = agent.ready(begun)
+    assert ready.model.encoder[0]["weight"].dtype == ready.actor[0][0]["weight"].dtype == dtype
+    memories = [agent.begin()] * 2
+    for k, observation in enumerate(rows.observation[:3]):
+        given = observation, jax.random.key(k)
+        (action, memories[0]), (own, memories[1]) = (
+            act(agent, state, memory, *given, explore=True)
+            for state, memory in zip((begun, ready), memories, strict=True)
+        )
+        np.testing.assert_allclose(own, action, atol=1e-6)
+
+
 def test_an_update_learns_and_copies_the_critic_on_time(begun, rows):
     state = begun._replace(num_updates=jnp.int32(SMALL.target_period - 2))
     first, metrics = update(state, rows, KEY)
