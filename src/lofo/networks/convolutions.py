@@ -31,8 +31,9 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     are_few = height * width * kernel**2 < 2 * x.shape[1] * x.shape[2] and x.dtype == jnp.bfloat16
     if kernels and (kernels == patchless.OURS or not are_few):
         return patchless.convolve(x, weight, bias, stride, activation, kernels)
-    # weights are what is large, or what a step waits for: in the order a CNN keeps them
-    if len(x) == 1 or len(x) * height * width <= out:
+    # weights are what is large, or what a step on a GPU waits for: in the order a CNN keeps them
+    is_alone = len(x) == 1 and jax.default_backend() != "cpu"
+    if is_alone or len(x) * height * width <= out:
         flat = jnp.moveaxis(weight, 2, 0).reshape(-1, out).astype(x.dtype)
         return finish(_patches(x, kernel, stride, height, width) @ flat, bias, activation)
     block = math.gcd(kernel, stride)  # pixels that always move together
