@@ -152,7 +152,7 @@ def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
         shown = np.where(is_empty, low / 10, values)
         _fill(grid, cell, shown, scale, notes)
     bar = _colour_bar(grid, scale, "neither")
-    bar.set_label(f"samples per cell\n(grey: none, {_signs(cells)})")
+    bar.set_label(f"samples per cell\n(grey: none,\n{_signs(cells)})")
     spell_out(bar.ax.yaxis)
     return grid.figure
 
@@ -238,7 +238,7 @@ def _fill(grid: Grid, cell: Cell, values: np.ndarray, scale: Scale, notes: list[
 def _signs(cells: list[Cell]) -> str:
     """What hatching and outline mean."""
     is_outlined = any(cell.map.t1_zone is not None for cell in cells)
-    return "hatched: terminal or out of reach" + (", outline: T1-zone" if is_outlined else "")
+    return "hatched: terminal or out of reach" + (",\noutline: T1-zone" if is_outlined else "")
 
 
 def _draw(axes: Axes, m: Map, values: np.ndarray, scale: Scale) -> None:
