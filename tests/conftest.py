@@ -1,6 +1,7 @@
 """What several files share: a tiny pack of runs, and an agent that only counts."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -20,6 +21,14 @@ from lofo.networks import IDENTITY, MLP
 from lofo.records import ROWS
 
 COMPILED = ("init", "switch", "advance", "judge", "picture")  # the programs of one pack
+
+
+@pytest.fixture(autouse=True)
+def few_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Slow tests compile the most: kept, their programs use up the mappings a process may have."""
+    yield
+    if request.node.get_closest_marker("slow"):
+        jax.clear_caches()
 
 
 def tiny_pack() -> Pack:
