@@ -144,7 +144,7 @@ def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun, dtype):
         (promised, plain), expected = jax.value_and_grad(promise, has_aux=True)(actor)
         dream = agent._dream(begun._replace(actor=actor), starts, noise, lots)
         loss = jax.grad(agent._actor_loss, has_aux=True)
-        found = loss(actor, dream.features[:-1], lots, dream.slope)[0]
+        found = loss(actor, dream.features, lots, dream.slope)[0]
         return (promised, plain, expected), (dream.promise, tuple(dream[:3]), found)
 
     (promised, plain, expected), (found_promised, found_plain, found) = jit(both)(begun.actor)
@@ -163,7 +163,7 @@ def test_the_critic_weighs_later_steps_less():
     agent = replace(SMALL, horizon=3, value=MLP((), "elu", "glorot"))
     value = ((), ({"weight": jnp.zeros((2, 1)), "bias": jnp.array([1.0])},))
     returns = jnp.array([[2.0], [4.0], [1.0]])
-    loss = agent._value_loss(value, jnp.ones((3, 1, 2)), returns)
+    loss = agent._value_loss(value, jnp.ones((4, 1, 2)), returns)  # the last state is not acted in
     assert loss == pytest.approx((0.5 * 1 + 0.9 * 0.5 * 9 + 0) / 3)
 
 

@@ -15,6 +15,7 @@ from lofo.networks import Discrete, Gaussian, rssm
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer
 from lofo.networks.distributions import (
+    FEW,
     Normal,
     TruncatedNormal,
     categorical_kl,
@@ -66,6 +67,27 @@ def test_a_straight_through_sample_is_one_hot_with_the_gradient_of_the_probabili
     weight = jnp.array([1.0, 2.0, 4.0])  # of mean 0.5 + 0.6 + 0.8 = 1.9
     gradient = jax.grad(lambda x: straight_through(x, noise) @ weight)(logits)
     assert_close(gradient, np.array([0.5 * -0.9, 0.3 * 0.1, 0.2 * 2.1]))
+
+
+@pytest.mark.parametrize("num_rows", [3, FEW])
+def test_many_samples_have_the_gradients_of_few(num_rows):
+    logits, weight = (jax.random.normal(k, (num_rows, 4)) for k in jax.random.split(KEY))
+    gradient = jit(jax.grad(lambda x: jnp.sum(straight_through(x, 0.0 * x) * weight)))(logits)
+    expected = jax.grad(lambda x: jnp.sum(jax.nn.softmax(x) * weight))(logits)
+    assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("latent", [Discrete(3, 5), Gaussian(4)], ids=["discrete", "gaussian"])
+def test_a_code_stands_for_its_sample(latent):
+    raw, noise = jax.random.normal(KEY, (2, 6, latent.raw_size)), latent.noise(KEY, (2, 6))
+    weight = jax.random.normal(KEY, (latent.size, 7))
+    statistics = latent.statistics(raw)
+    code, sample = latent.code(statistics, noise), latent.sample(statistics, noise)
+    np.testing.assert_array_equal(latent.decode(code), sample)
+    assert_close(latent.look_up(weight, code), sample @ weight)
+    blank = latent.blank((2, 6))
+    assert blank.shape == code.shape and blank.dtype == code.dtype
+    assert not latent.decode(blank).any() and not latent.look_up(weight, blank).any()
 
 
 def test_a_straight_through_sample_comes_as_often_as_its_probability():
@@ -337,12 +359,12 @@ def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(monkeypatch):
 
         return jit(jax.grad(loss, (0, 1, 2)))(params, actions, embeddings)
 
-    def plain(step, layers, state, inputs):
+    def plain(walk, layers, code, inputs):
         def body(state, given):
-            state, output = step(rssm.apply_layer, layers, state, given)
+            state, output = walk.step(rssm.apply_layer, layers, state, given)
             return state, (state, output)
 
-        return jax.lax.scan(body, state, inputs)[1]
+        return jax.lax.scan(body, walk.decode(code), inputs)[1]
 
     gathered = slopes()
     monkeypatch.setattr(rssm, "unroll", plain)

@@ -185,12 +185,11 @@ class Dreamer:
         lots = jax.random.uniform(key_lots, (*shape, self.model.action_size))
 
         dream = self._dream(state, starts, noise, lots)
-        features, returns = dream.features[:-1], dream.returns
         actor_slope, entropy = jax.grad(self._actor_loss, has_aux=True)(
-            state.actor, features, lots, dream.slope
+            state.actor, dream.features, lots, dream.slope
         )
         value_loss, value_slope = jax.value_and_grad(self._value_loss)(
-            state.value, features, returns
+            state.value, dream.features, dream.returns
         )
         actor, actor_optimiser = self._descend(
             state.actor, actor_slope, state.actor_optimiser, self.actor_learning_rate
@@ -203,7 +202,7 @@ class Dreamer:
             "value_loss": value_loss,
             "actor_entropy": entropy,
             "dream_reward": jnp.mean(dream.rewards),
-            "dream_return": jnp.mean(returns),
+            "dream_return": jnp.mean(dream.returns),
         }
         state = state._replace(actor=actor, actor_optimiser=actor_optimiser)
         return state._replace(value=value, value_optimiser=value_optimiser), metrics
@@ -225,7 +224,7 @@ class Dreamer:
             return then, (features, now.deterministic, action)
 
         def promise(features: Array) -> tuple[Array, tuple[Array, Array]]:
-            rewards = self.model.reward(state.model, features[:-1])
+            rewards = self.model.reward(state.model, features)[:-1]
             values = self._value(state.target, features)
             returns = lambda_returns(rewards, values, self.discount, self.trace)
             return jnp.mean(self._weights[:-1] * returns[1:]), (rewards, returns)
@@ -246,12 +245,12 @@ class Dreamer:
         self, actor: Tree, features: Array, lots: Array, slope: Array
     ) -> tuple[Array, Array]:
         """Has the gradient of the promised return; its value says nothing."""
-        policy = self._policy(actor, features)
+        policy = TruncatedNormal(*(x[:-1] for x in self._policy(actor, features)))
         entropy = jnp.mean(self._weights[:-1] * policy.entropy()[:-1])
         return -jnp.sum(slope * policy.sample(lots)) - self.entropy_scale * entropy, entropy
 
     def _value_loss(self, value: Tree, features: Array, returns: Array) -> Array:
-        density = unit_gaussian_log_density(returns, self._value(value, features))
+        density = unit_gaussian_log_density(returns, self._value(value, features)[:-1])
         return -jnp.mean(self._weights * density)
 
     def _policy(self, actor: Tree, features: Array) -> TruncatedNormal:

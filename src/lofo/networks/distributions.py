@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from lofo.types import Array, Key
 
 EDGE = 1e-6  # how far inside their bounds samples stay
+FEW = 2**15  # numbers that are sooner added up again than written down
 ROOT_TWO = math.sqrt(2)
 
 
@@ -60,20 +61,29 @@ def truncated_normal(raw: Array) -> TruncatedNormal:
     return TruncatedNormal(jnp.tanh(mean), 2 * jax.nn.sigmoid(spread / 2) + 0.1)
 
 
-@jax.custom_jvp
+@jax.custom_vjp
 def straight_through(logits: Array, noise: Array) -> Array:
     """One-hot samples [..., classes] by Gumbel noise, with the gradient of the probabilities."""
     return jax.nn.one_hot(jnp.argmax(logits + noise, axis=-1), logits.shape[-1])
 
 
-@straight_through.defjvp
-def _straight_through_jvp(
-    primals: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    # probabilities are asked for here alone: a sample that nothing learns from needs none
-    shares = jax.nn.softmax(primals[0])
-    pulls = shares * tangents[0]
-    return straight_through(*primals), pulls - shares * jnp.sum(pulls, axis=-1, keepdims=True)
+def _straight_through_back(shares: Array, slope: Array) -> tuple[Array, None]:
+    pulls = shares * slope
+    return pulls - shares * _add_up(pulls), None
+
+
+def _add_up(x: Array) -> Array:
+    """The sum over the last axis, which stays as one."""
+    if x.size > FEW:
+        return jnp.sum(x, axis=-1, keepdims=True)
+    # a sum would be a kernel of its own in a loop of small ones; here each who asks adds up itself
+    return sum((x[..., k, None] for k in range(1, x.shape[-1])), x[..., :1])
+
+
+straight_through.defvjp(
+    lambda logits, noise: (straight_through(logits, noise), jax.nn.softmax(logits)),
+    _straight_through_back,
+)
 
 
 def categorical_kl(logits: Array, other: Array) -> Array:
@@ -124,6 +134,28 @@ class Discrete:
         sample = straight_through(statistics, noise)
         return sample.reshape(*sample.shape[:-2], self.size)
 
+    def code(self, statistics: Array, noise: Array) -> Array:
+        """The classes [..., variables] of a `sample`."""
+        return jnp.argmax(statistics + noise, axis=-1)
+
+    def blank(self, shape: tuple[int, ...]) -> Array:
+        """The code of 0s, which is no sample's."""
+        return jnp.full((*shape, self.num_variables), self.num_classes)
+
+    def decode(self, code: Array) -> Array:
+        """[..., size]"""
+        sample = jax.nn.one_hot(code, self.num_classes)
+        return sample.reshape(*code.shape[:-1], self.size)
+
+    def look_up(self, weight: Array, code: Array) -> Array:
+        """`decode(code)` @ weight in float32: rows of it, added up."""
+        tables = weight.reshape(self.num_variables, self.num_classes, -1)
+        rows = (
+            table.at[code[..., k]].get(mode="fill", fill_value=0).astype(jnp.float32)
+            for k, table in enumerate(tables)
+        )
+        return sum(rows, jnp.zeros((), jnp.float32))
+
     def kl(self, statistics: Array, other: Array) -> Array:
         """[...], summed over the variables."""
         return jnp.sum(categorical_kl(statistics, other), axis=-1)
@@ -153,6 +185,22 @@ class Gaussian:
     def sample(self, statistics: Normal, noise: Array) -> Array:
         """[..., size]"""
         return statistics.sample(noise)
+
+    def code(self, statistics: Normal, noise: Array) -> Array:
+        """A `sample`: there is nothing shorter."""
+        return self.sample(statistics, noise)
+
+    def blank(self, shape: tuple[int, ...]) -> Array:
+        """The code of 0s."""
+        return jnp.zeros((*shape, self.size))
+
+    def decode(self, code: Array) -> Array:
+        """[..., size]"""
+        return code
+
+    def look_up(self, weight: Array, code: Array) -> Array:
+        """`decode(code)` @ weight in float32."""
+        return (code.astype(weight.dtype) @ weight).astype(jnp.float32)
 
     def kl(self, statistics: Normal, other: Normal) -> Array:
         """[...], summed over the numbers."""

@@ -9,7 +9,7 @@ outputs, what the way back asks for, and the gradients of the weights.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,18 @@ Apply: TypeAlias = Callable[[Layer, Array], Array]
 Step: TypeAlias = Callable[[Apply, Layers, Tree, Tree], tuple[Tree, Tree]]
 
 MOST_IN_A_ROW = 10
+
+
+class Walk(NamedTuple):
+    """A step to be repeated, as gradients see it and as the loop forth takes it.
+
+    Both take (apply, layers, state, input) to the next state and an output, on any leading axes.
+    They apply layers by apply(layer, x), and close over nothing that learns.
+    """
+
+    step: Step
+    forth: Step  # from code to code of states, where that is shorter
+    decode: Callable[[Tree], Tree]  # a code's state
 
 
 def in_a_row(num_steps: int, most: int = MOST_IN_A_ROW) -> int:
@@ -42,29 +54,31 @@ def apply_layer(layer: Layer, x: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def unroll(step: Step, layers: Layers, state: Tree, inputs: Tree) -> tuple[Tree, Tree]:
+def unroll(walk: Walk, layers: Layers, state: Tree, inputs: Tree) -> tuple[Tree, Tree]:
     """The states after each step and its outputs, [T, ...] like the inputs.
 
-    step(apply, layers, state, input) gives the next state and an output. It takes any leading axes,
-    applies layers by apply(layer, x), and closes over nothing that learns.
+    The first state is a code, as `walk.forth` has it, and no slope comes back to it.
     """
-    return _forward(step, layers, state, inputs)[0]
+    return _forward(walk, layers, state, inputs)[0]
 
 
-def _forward(step: Step, layers: Layers, state: Tree, inputs: Tree) -> tuple[Any, Any]:
+def _forward(walk: Walk, layers: Layers, state: Tree, inputs: Tree) -> tuple[Any, Any]:
     def forth(state: Tree, given: Tree) -> tuple[Tree, Tree]:
-        state, _ = step(apply_layer, layers, state, given)
+        state, _ = walk.forth(apply_layer, layers, state, given)
         return state, state
 
     num_steps = len(jax.tree.leaves(inputs)[0])
     _, states = jax.lax.scan(forth, state, inputs, unroll=in_a_row(num_steps))
-    before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), state, states)
-    _, outputs = step(apply_layer, layers, before, inputs)
+    passed = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), state, states)
+    passed = walk.decode(passed)
+    before = jax.tree.map(lambda x: x[:-1], passed)
+    states = jax.tree.map(lambda x: x[1:], passed)
+    _, outputs = walk.step(apply_layer, layers, before, inputs)
     return (states, outputs), (layers, before, inputs)
 
 
-def _backward(step: Step, kept: Any, slopes: Any) -> tuple[Layers, Tree, Tree]:
-    layers, before, inputs = kept
+def _backward(walk: Walk, kept: Any, slopes: Any) -> tuple[Layers, None, Tree]:
+    step, (layers, before, inputs) = walk.step, kept
 
     def whole(layers: Layers, inputs: Tree) -> tuple[Any, list[Array]]:
         return _whole(step, layers, before, inputs)
@@ -76,9 +90,9 @@ def _backward(step: Step, kept: Any, slopes: Any) -> tuple[Layers, Tree, Tree]:
 
     _, pull_back, outcomes = jax.vjp(whole, layers, inputs, has_aux=True)
     ways_back = jax.vmap(partial(_way_back, step, layers))(before, inputs, outcomes)
-    first, all_slopes = _run_back(back, slopes[0], (ways_back, slopes))
+    _, all_slopes = _run_back(back, slopes[0], (ways_back, slopes))
     of_layers, of_inputs = pull_back((all_slopes, slopes[1]))
-    return of_layers, first, of_inputs
+    return of_layers, None, of_inputs
 
 
 def trace_back(step: Step, layers: Layers, before: Tree, inputs: Tree, slopes: Tree) -> Tree:

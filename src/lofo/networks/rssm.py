@@ -5,7 +5,8 @@ prior guesses the latent from the recurrence alone, the posterior has also seen 
 
 A window is observed in a scan, and a GPU spends it launching kernels. So all that does not wait for
 the recurrence is computed before it (the parts of pictures and actions, the noise) or after it (the
-prior, the gradients of the weights), for all steps at once: four products a step remain.
+prior, the gradients of the weights), for all steps at once. Three products a step remain, and the
+rows of a weight that a discrete latent points at.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from lofo.networks.ahead import Departure, depart, imagine_rows, lay_out, split_
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, once
 from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.gru import act_on, gate
-from lofo.networks.recurrence import Apply, Layers, apply_layer, trace_back, unroll
+from lofo.networks.recurrence import Apply, Layers, Walk, apply_layer, trace_back, unroll
 from lofo.types import Array, Key
 
 
@@ -28,6 +29,14 @@ class RSSMState(NamedTuple):
 
     deterministic: Array  # [..., deterministic_size]
     stochastic: Array  # [..., latent.size], the sample, flattened
+
+
+class Passed(NamedTuple):
+    """What one step of observing hands to the next."""
+
+    deterministic: Array  # [..., deterministic_size]
+    latent: Array  # [..., latent.size], the sample, or its code
+    gates: Array  # [..., 3 · deterministic_size], what the deterministic part adds to the GRU's
 
 
 class Given(NamedTuple):
@@ -174,7 +183,9 @@ class RSSM:
         `action` is the one that led here; it and the state count as 0 where an episode begins.
         """
         layers, given = self._prepare(params, action, embedding, is_first, key)
-        state, raw = self._observe_step(apply_layer, layers, state, given)
+        gates, _ = self._carry_on(apply_layer, layers, state.deterministic)
+        then, raw = self._observe_step(apply_layer, layers, Passed(*state, gates), given)
+        state = RSSMState(then.deterministic, then.latent)
         return state, self.latent.statistics(raw), self.prior(params, state.deterministic)
 
     def observe_window(
@@ -183,8 +194,9 @@ class RSSM:
         """`observe` along windows [B, N, ...], from states in which nothing has been seen."""
         actions, embeddings = jnp.swapaxes(actions, 0, 1), jnp.swapaxes(embeddings, 0, 1)
         layers, given = self._prepare(params, actions, embeddings, is_first.T, key)
-        begun = self.begin(is_first.shape[:1])
-        states, raw = unroll(self._observe_step, layers, begun, given)
+        walk = Walk(self._observe_step, self._observe_in_code, self._decode)
+        passed, raw = unroll(walk, layers, self._blank(is_first.shape[:1]), given)
+        states = RSSMState(passed.deterministic, passed.latent)
         states, raw = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (states, raw))
         return states, self.latent.statistics(raw), self.prior(params, states.deterministic)
 
@@ -206,23 +218,59 @@ class RSSM:
         weight = params["posterior"]["weight"]
         seen = {"weight": weight[self.deterministic_size :], "bias": params["posterior"]["bias"]}
         embedding_part = apply_layer(seen, embedding)
-        del layers["action"], layers["prior"], layers["prior_out"]  # before and behind the loop
-        layers["posterior"] = {"weight": weight[: self.deterministic_size]}
+        of_input, of_state = jnp.split(layers["gates"]["weight"], [self.hidden_size])
+        layers["gates"] = {"weight": of_input, "bias": layers["gates"]["bias"]}
+        carried = jnp.concatenate([of_state, weight[: self.deterministic_size]], axis=1)
+        layers["carried"] = {"weight": carried}
+        for name in ("action", "prior", "prior_out", "posterior"):  # before and behind the loop
+            del layers[name]
         noise = self.latent.noise(key, is_first.shape)
         return layers, Given(action_part, embedding_part, is_first, noise)
 
     def _observe_step(
-        self, apply: Apply, layers: Layers, state: RSSMState, given: Given
-    ) -> tuple[RSSMState, Array]:
+        self, apply: Apply, layers: Layers, now: Passed, given: Given
+    ) -> tuple[Passed, Array]:
+        read = apply(layers["input"], now.latent)
+        then, raw, posterior = self._see(apply, layers, now, read, given)
+        return then._replace(latent=self.latent.sample(posterior, given.noise)), raw
+
+    def _observe_in_code(
+        self, apply: Apply, layers: Layers, now: Passed, given: Given
+    ) -> tuple[Passed, Array]:
+        """`_observe_step` where nothing learns: samples are numbers of rows to look up."""
+        read = self.latent.look_up(layers["input"]["weight"], now.latent)
+        then, raw, posterior = self._see(apply, layers, now, read, given)
+        return then._replace(latent=self.latent.code(posterior, given.noise)), raw
+
+    def _see(
+        self, apply: Apply, layers: Layers, now: Passed, read: Array, given: Given
+    ) -> tuple[Passed, Array, Statistics]:
         is_first = given.is_first[..., None]
         # the latent is forgotten behind its product, where nothing need be written for it
-        driven = jnp.where(is_first, 0.0, apply(layers["input"], state.stochastic)) + given.action
-        before = jnp.where(is_first, 0.0, once(state.deterministic))
-        deterministic = self._advance(apply, layers, before, driven)
-        hidden = self._activate(apply(layers["posterior"], deterministic) + given.embedding)
-        raw = apply(layers["posterior_out"], hidden)
-        posterior: Statistics = self.latent.statistics(raw)
-        return RSSMState(deterministic, self.latent.sample(posterior, given.noise)), raw
+        driven = jnp.where(is_first, 0.0, read) + given.action
+        before = jnp.where(is_first, 0.0, once(now.deterministic))
+        gates = apply(layers["gates"], self._activate(driven))
+        gates = gates + jnp.where(is_first, 0.0, now.gates)
+        deterministic = gate(apply, layers, gates, before)
+        gates, of_posterior = self._carry_on(apply, layers, deterministic)
+        raw = apply(layers["posterior_out"], self._activate(of_posterior + given.embedding))
+        then = now._replace(deterministic=deterministic, gates=gates)
+        return then, raw, self.latent.statistics(raw)
+
+    def _carry_on(self, apply: Apply, layers: Layers, deterministic: Array) -> list[Array]:
+        """What a state adds to the next step's gates, and to its own posterior."""
+        both = apply(layers["carried"], deterministic)
+        return jnp.split(both, [3 * self.deterministic_size], axis=-1)
+
+    def _blank(self, shape: tuple[int, ...]) -> Passed:
+        """Nothing seen, as `_observe_in_code` has it."""
+        size = self.deterministic_size
+        return Passed(
+            jnp.zeros((*shape, size)), self.latent.blank(shape), jnp.zeros((*shape, 3 * size))
+        )
+
+    def _decode(self, passed: Passed) -> Passed:
+        return passed._replace(latent=self.latent.decode(passed.latent))
 
     def _imagine_step(
         self, apply: Apply, layers: Layers, state: RSSMState, given: tuple[Array, Array]
