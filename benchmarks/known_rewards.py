@@ -87,12 +87,11 @@ def fill(index: SequenceIndex, embeddings, num_steps: int):
     def step(carry, newcomer):
         state, number, is_first = carry
         i, embedding = newcomer
-        state, slot, _ = index.place(state, embedding, None)
-        number = number.at[slot].set(i, mode="drop")
-        is_first = is_first.at[slot].set(i % num_steps == 0, mode="drop")
-        state, slot = index.close(state, i % num_steps == num_steps - 1)
-        number = number.at[slot].set(-1, mode="drop")
-        return (state, number, is_first.at[slot].set(False, mode="drop")), None
+        is_closed = i % num_steps == num_steps - 1
+        state, slots, _ = index.place(state, embedding, None, is_closed=is_closed)
+        number = number.at[slots].set(jnp.stack([i, -1]), mode="drop")
+        begins = jnp.stack([i % num_steps == 0, False])
+        return (state, number, is_first.at[slots].set(begins, mode="drop")), None
 
     empty = jnp.full(index.num_slots, -1, jnp.int32), jnp.zeros(index.num_slots, bool)
     steps = jnp.arange(len(embeddings)), embeddings

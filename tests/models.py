@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.agents.world_model import HingedKL, WorldModel
+from lofo.agents.losses import HingedKL
+from lofo.agents.world_model import WorldModel
 from lofo.networks import CNN, MLP, RSSM, Discrete, Gaussian, TransposedCNN
 
 TINY = WorldModel(

@@ -403,3 +403,9 @@ def test_rows_are_drawn_in_proportion_across_blocks():
     counts = np.bincount(rows, minlength=weight.size)
     assert counts[weight == 0].sum() == 0
     assert chi_square(counts[weight > 0], 1000 * weight[weight > 0]) < 18.5  # 4 degrees
+
+
+def test_a_closing_row_among_single_transitions_is_refused():
+    replay = Replay(TransitionIndex(Fifo(), 4))
+    with pytest.raises(ValueError, match="only windows have a closing row"):
+        replay.place(replay.init(EXAMPLE), EXAMPLE, closing=(EXAMPLE, jnp.ones((), bool)))

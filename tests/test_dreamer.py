@@ -201,6 +201,7 @@ def test_who_is_ready_acts_as_before(begun, rows, dtype):
             for state, memory in zip((begun, ready), memories, strict=True)
         )
         np.testing.assert_allclose(own, action, atol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), *memories)
 
 
 def test_an_update_learns_and_copies_the_critic_on_time(begun, rows):

@@ -1,6 +1,6 @@
 """Loops whose small arrays travel together compute what plain loops do, to the bit."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,9 @@ def body(now: Carried, given: tuple[Array, Array]) -> tuple[Carried, dict[str, A
 def check_same(one: object, two: object) -> None:
     def check(x: Array, y: Array) -> None:
         assert x.dtype == y.dtype and x.shape == y.shape
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+        assert (
+            np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        )  # 0 is not -0, nor any nan another
 
     jax.tree.map(check, one, two)
 
@@ -63,6 +65,27 @@ def test_what_is_wrapped_comes_out_again() -> None:
     assert words.shape == (1 + 6 + 4 + 2,)
     assert [x.size for x in rest] == [2, SMALL + 1]
     check_same(Parcel.like(tree).open((words, rest)), tree)
+
+
+def test_no_bit_of_a_number_is_lost() -> None:
+    strange = np.array([0x7F800001, 0xFFC12345, 0x80000000, 0x00000001], np.uint32)  # nan, -0, tiny
+    tree = {"numbers": jnp.asarray(strange.view(np.float32)), "flag": jnp.ones((), bool)}
+    parcel = Parcel.like(tree)
+    check_same(jax.jit(lambda x: parcel.open(parcel.wrap(x)))(tree), tree)
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda x: x.T, r"float32\[2, 3\], not float32\[3, 2\]"),
+        (lambda x: x.astype(jnp.int32), r"float32\[2, 3\], not int32"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_what_comes_back_otherwise_is_named(num_steps: int, change: Any, fault: str) -> None:
+    with pytest.raises(TypeError, match=fault):
+        lean_scan(lambda c, x: (change(c), x), jnp.ones((2, 3)), jnp.arange(num_steps))
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])

@@ -101,11 +101,13 @@ def test_the_belief_is_refitted_to_the_best():
     assert plan.std.item() == pytest.approx(np.sqrt(0.09 + 1e-6))
 
 
-def test_the_belief_keeps_its_digits_where_candidates_are_close():
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_belief_keeps_its_digits_where_candidates_are_close(is_told):
     planner = CEM(horizon=2, num_candidates=50, num_elites=20, variance_floor=0.0)
     near = np.array([[0.9], [-0.7]])
     candidates = np.float32(near + 1e-3 * np.random.default_rng(0).normal(size=(50, 2, 1)))
-    plan = planner.refit(candidates, -jnp.arange(50.0), jnp.float32(near))
+    told = [jnp.float32(near)] if is_told else []
+    plan = planner.refit(jnp.asarray(candidates), -jnp.arange(50.0), *told)
     elites = candidates[:20].astype(np.float64)
     np.testing.assert_allclose(plan.mean, elites.mean(0), rtol=1e-6)
     np.testing.assert_allclose(plan.std, elites.std(0), rtol=1e-4)
@@ -357,6 +359,22 @@ def test_acting_is_decided_by_the_key_and_noise_is_added_to_it(learnt):
     np.testing.assert_array_equal(noisy_memory.action, noisy)
     jax.tree.map(np.testing.assert_array_equal, memory.state, noisy_memory.state)
     assert TINY.begin().is_first and not memory.is_first.any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sizes", [(32,), ()], ids=["head", "linear"])
+def test_who_is_ready_plans_as_before(sizes, dtype):
+    """With a reward that is read off the features without a hidden layer, too."""
+    head = replace(TINY.model.reward_head, sizes=sizes)
+    agent = replace(TINY, model=replace(TINY.model, reward_head=head, compute_dtype=dtype))
+    state, memory = init(agent, quick_key(0)), agent.begin()
+
+    @jit
+    def act(state, key):
+        return agent.act(state, memory, picture(jnp.float32(GOAL)), key, explore=True)
+
+    plain, ready = act(state, quick_key(1)), act(jit(agent.ready)(state), quick_key(1))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), ready, plain)
 
 
 def test_imagined_returns_sum_the_rewards_of_all_steps():

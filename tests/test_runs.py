@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from conftest import Finished, program_counts, tiny_pack, values, walk
+from conftest import Finished, Walker, program_counts, tiny_pack, values, walk
 from lofo.agents import Dreamer, DynaQ, PlaNet
 from lofo.agents.cem import CEM
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
@@ -519,6 +519,20 @@ def test_an_agent_that_discounts_otherwise_than_its_world_is_refused() -> None:
     agent = dataclasses.replace(experiment.agent, discount=0.9)
     with pytest.raises(LofoError, match=r"the agent discounts by 0.9, the world by 0.99"):
         dataclasses.replace(experiment, agent=agent)
+
+
+@dataclass(frozen=True)
+class Forgetful(Walker):
+    """An agent whose memory becomes another kind of number."""
+
+    def act(self, state: Any, memory: Any, observation: Any, key: Any, *, explore: bool) -> Any:
+        action, memory = super().act(state, memory, observation, key, explore=explore)
+        return action, memory + 0.5
+
+
+def test_a_memory_that_changes_its_kind_is_one_sentence() -> None:
+    with pytest.raises(LofoError, match=r"do not fit together: .*int32\[2\], not float32\[2\]"):
+        loop.check(Pack((walk(agent=Forgetful()),)))
 
 
 def test_parts_that_do_not_fit_are_one_sentence() -> None:

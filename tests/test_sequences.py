@@ -190,21 +190,26 @@ def test_a_closing_row_ends_a_window_and_starts_none():
 
 
 @pytest.mark.parametrize("rule", [Fifo(), Reservoir(), Local(0.5, 1), Local(0.5, 2)])
-@pytest.mark.parametrize(("window", "num_slots"), [(3, None), (3, 4), (1, None), (5, 6)])
-def test_closing_is_placing_a_step_that_is_no_start(rule, window, num_slots):
+@pytest.mark.parametrize(
+    ("window", "num_slots", "num_streams"),
+    [(3, None, 1), (3, 4, 1), (1, None, 1), (5, 6, 1), (3, None, 2)],
+)
+def test_closing_is_placing_a_step_that_is_no_start(rule, window, num_slots, num_streams):
     """And where it is not there, nothing at all happens; so too where steps find no room."""
-    index = SequenceIndex(rule, 5, window, num_slots)
+    index = SequenceIndex(rule, 5, window, num_slots, num_streams)
     place = jax.jit(index.place)
-    both = jax.jit(lambda s, e, k, there: index.place(s, e, k, is_closed=there))
+    both = jax.jit(lambda s, e, k, there, **step: index.place(s, e, k, is_closed=there, **step))
     state, rng = index.init(1), np.random.default_rng(0)
     for number in range(60):
         key, x = jax.random.PRNGKey(number), jnp.asarray(rng.integers(0, 5, 1), jnp.float32)
-        then, slot, row = place(state, x, key)
-        same, (own, nowhere), own_row = both(state, x, key, False)
+        stream = jnp.int32(number % num_streams)
+        step = {"is_start": jnp.asarray(rng.random() < 0.8), "stream": stream}
+        then, slot, row = place(state, x, key, **step)
+        same, (own, nowhere), own_row = both(state, x, key, False, **step)
         jax.tree.map(np.testing.assert_array_equal, same, then)
         assert (own, nowhere, own_row) == (slot, index.num_slots, row)
-        slow, closed, _ = place(then, x, key, is_start=False)
-        fast, slots, own_row = both(state, x, key, True)
+        slow, closed, _ = place(then, x, key, is_start=False, stream=stream)
+        fast, slots, own_row = both(state, x, key, True, **step)
         jax.tree.map(np.testing.assert_array_equal, fast, slow)
         assert (*slots, own_row) == (slot, closed, row)
         state = then if rng.random() < 0.7 else slow

@@ -77,7 +77,22 @@ def reading(**changes: Any) -> Experiment:
 def lived(pack: Pack, num_steps: int) -> Any:
     runs = loop.init(pack, loop.outline_localities(pack))
     task = pack.lead.environment.train_task(1)
-    return loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(num_steps // 2), True)[0]
+    num_cycles = num_steps // pack.lead.schedule.steps_per_update
+    return loop.advance(pack, runs, task, jnp.int32(0), jnp.int32(num_cycles), True)[0]
+
+
+def test_a_cycle_of_many_steps_is_as_many_of_one() -> None:
+    """Its steps are lived first and remembered then: episodes of 7 end anywhere among 10."""
+
+    def alone(steps_per_update: int) -> Any:
+        plain = reading()
+        schedule = replace(plain.schedule, steps_per_update=steps_per_update)
+        return lived(Pack((replace(plain, schedule=schedule),)), 90)
+
+    one, many = alone(1), alone(10)
+    assert many.replays[0].index.trajectory.step_overflow.sum() == 0
+    jax.tree.map(np.testing.assert_array_equal, many.replays, one.replays)
+    jax.tree.map(np.testing.assert_array_equal, many.worlds, one.worlds)
 
 
 @pytest.mark.parametrize("rule", [Fifo(), Local(0.5, 1)], ids=["fifo", "local"])

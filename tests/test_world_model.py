@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from lofo.agents.world_model import BalancedKL, HingedKL, arrive
+from lofo.agents.losses import BalancedKL, HingedKL
+from lofo.agents.world_model import arrive
 from lofo.networks import Discrete, Gaussian, rssm
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer

@@ -66,12 +66,14 @@ class CEM:
         first = Plan(jnp.zeros(shape[1:]), jnp.ones(shape[1:]))
         return jax.lax.scan(refine, first, (noise, lots))[0]
 
-    def refit(self, candidates: Array, returns: Array, near: Array | float = 0.0) -> Plan:
+    def refit(self, candidates: Array, returns: Array, near: Array | None = None) -> Plan:
         """The normal of the best candidates; among equals, the earlier ones.
 
-        Moments are taken about what is `near`: both in one pass, which would else lose digits.
+        Moments are taken about what is `near` them, or the very best: both in one pass, which
+        would else lose digits.
         """
         _, best = jax.lax.top_k(returns, self.num_elites)
+        near = candidates[best[0]] if near is None else near
         away = candidates[best] - near
         mean, square = jnp.mean(jnp.stack([away, away**2], axis=1), axis=0)
         variance = jnp.maximum(square - mean**2, 0.0)

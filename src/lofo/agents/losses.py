@@ -1,4 +1,4 @@
-"""Losses as pure functions on arrays: a batch in, one number out."""
+"""What a batch costs: errors of predictions, and how far a latent's two beliefs lie apart."""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from lofo.agents.base import Appetite
 from lofo.agents.cem import CEM
 from lofo.agents.descent import descend, remember
-from lofo.agents.world_model import HingedKL, Memory, WorldModel, WorldModelParams
+from lofo.agents.losses import HingedKL
+from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Gaussian, RSSMState, TransposedCNN
 from lofo.networks.ahead import Departure, read
 from lofo.types import Array, Batch, Key, Metrics, Tree

@@ -179,12 +179,12 @@ class WorldModel:
         )
 
     def ahead(self, params: WorldModelParams) -> WorldModelParams:
-        """Cast and laid out once, ahead of a search; the reward head reads `imagine_rows`."""
+        """Cast and laid out, once, ahead of a search; the reward head reads `imagine_rows`."""
         layers = self.rssm.ahead(self.recurrent(params))
-        (first, *more), (out,) = params.reward, params.reward_out
-        first = first | {"weight": read_rows(self.rssm, layers, first["weight"])}
-        head = [deepen(layer, 0, 1) for layer in self.cast((first, *more))]
-        return params._replace(rssm=layers, reward=head, reward_out=(deepen(out, 0),))
+        head = [*params.reward, *params.reward_out]
+        head[0] = head[0] | {"weight": read_rows(self.rssm, layers, head[0]["weight"])}
+        hidden = [deepen(layer, 0, 1) for layer in self.cast(head[:-1])]
+        return params._replace(rssm=layers, reward=hidden, reward_out=(deepen(head[-1], 0),))
 
     def rest(
         self, params: WorldModelParams, observations: Array, num_steps: int, key: Key

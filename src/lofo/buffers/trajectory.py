@@ -67,7 +67,6 @@ class Left(NamedTuple):
 
     steps: Array  # [N] int32, the slots of its window, else T
     cover: Array  # [N] int32, how many starts still reach them
-    num_freed: Array  # [] int32
 
 
 class Joined(NamedTuple):
@@ -129,7 +128,7 @@ def _forget(trajectory: Trajectory, row: Array) -> tuple[Left, Trajectory]:
     is_freed = cover == 0
     place = jnp.where(is_freed, trajectory.num_free + jnp.cumsum(is_freed) - 1, num_slots)
     num_freed = jnp.sum(is_freed, dtype=jnp.int32)
-    return Left(steps, cover, num_freed), trajectory._replace(
+    return Left(steps, cover), trajectory._replace(
         free=trajectory.free.at[place].set(steps, mode="drop"),
         num_free=trajectory.num_free + num_freed,
         # A start that leaves while its window is growing must not grow on in its heir.

@@ -8,7 +8,7 @@ Keys are folded from (seed, step), so a resumed run draws what an unbroken one w
 
 from functools import partial
 from inspect import unwrap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,8 @@ class Present(NamedTuple):
     samplers: tuple[Tree, ...]
 
     @classmethod
-    def of(cls, runs: Runs) -> "Present":
-        """Those of all that the runs remember."""
+    def of(cls, runs: Runs) -> Self:
+        """The part of the runs' state that is such."""
         return cls(*(getattr(runs, name) for name in cls._fields))
 
 
@@ -78,12 +78,14 @@ def advance(
     """Runs the cycles; warm-up acts at random and learns nothing."""
     per_cycle = pack.lead.schedule.steps_per_update
     places = memory.place_all(pack, runs.localities)  # once, for localities learn nothing here
+    begun = runs if is_warmup else pack.enter(runs)
+    like = {} if is_warmup else _zeros(pack, begun)
 
     def body(cycle: Array, present: Present, learnt: Any) -> tuple[Present, Any]:
         agents, counted = learnt
-        own = runs._replace(agents=agents, **present._asdict())
+        own = begun._replace(agents=agents, **present._asdict())
         step = first_step + cycle * per_cycle
-        keys = _keys_ahead(runs.streams, step, per_cycle)
+        keys = _keys_ahead(begun.streams, step, per_cycle)
         own, lived = _live(pack, task, own, keys, is_random=is_warmup)
         own = memory.remember(pack, own, places, lived, keys.add)
         if not is_warmup:
@@ -91,13 +93,11 @@ def advance(
             counted = _count(counted, metrics, step + per_cycle)
         return Present.of(own), (own.agents, counted)
 
-    runs = runs if is_warmup else pack.enter(runs)
-    like = {} if is_warmup else _zeros(pack, runs)
-    learnt = runs.agents, _nothing(like)
-    present, (agents, (sums, first_bad)) = lean_loop(num_cycles, body, Present.of(runs), learnt)
-    runs = runs._replace(agents=agents, **present._asdict())
+    learnt = begun.agents, _nothing(like)
+    present, (agents, (sums, first_bad)) = lean_loop(num_cycles, body, Present.of(begun), learnt)
+    then = begun._replace(agents=agents, **present._asdict())
     named = (dict(zip(sorted(like), x, strict=True)) for x in (sums, first_bad))
-    return runs if is_warmup else pack.leave(runs), Tally(*named)
+    return then if is_warmup else pack.leave(then), Tally(*named)
 
 
 def _live(
@@ -105,7 +105,8 @@ def _live(
 ) -> tuple[Runs, Lived]:
     """The steps of a cycle [T, R], not yet remembered: until the update nobody asks the buffers."""
     environment, agent = pack.lead.environment, pack.learner
-    agents, begun = pack.ready(runs.agents), _begin(pack, runs.codes)
+    agents = runs.agents if is_random else pack.ready(runs.agents)
+    begun = _begin(pack, runs.codes)
 
     def live(now: tuple[Tree, Array, Tree], keys: StepKeys) -> tuple[Any, Lived]:
         worlds, codes, memories = now

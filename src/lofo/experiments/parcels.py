@@ -33,12 +33,20 @@ class Parcel:
 
     def wrap(self, tree: Tree) -> tuple[Array, list[Array]]:
         """The words, and the arrays that are not among them."""
-        leaves = [
-            jnp.asarray(x, own.dtype)
-            for x, own in zip(self.structure.flatten_up_to(tree), self.leaves, strict=True)
-        ]
+        leaves = self.check(tree)
         words = [_to_words(x).reshape(-1) for x in leaves if _shares(x)]
         return jnp.concatenate([jnp.zeros(0, WORD), *words]), [x for x in leaves if not _shares(x)]
+
+    def check(self, tree: Tree) -> list[Array]:
+        """The arrays of a tree, which are as they were: else words would be read as others."""
+        leaves = [jnp.asarray(x) for x in self.structure.flatten_up_to(tree)]
+        for own, x in zip(self.leaves, leaves, strict=True):
+            if (x.shape, x.dtype) != (own.shape, own.dtype):
+                raise TypeError(
+                    f"a step must give back what it was given: {own.dtype}{list(own.shape)}, "
+                    f"not {x.dtype}{list(x.shape)}"
+                )
+        return leaves
 
     def open(self, parcel: tuple[Array, list[Array]]) -> Tree:
         """The tree that was wrapped."""
@@ -59,10 +67,11 @@ def lean_scan(
 ) -> tuple[Any, Any]:
     """`jax.lax.scan` in parcels; a single step is no loop, so that the compiler shares its keys."""
     first = jax.tree.map(lambda x: x[0], xs)
+    carried, given = Parcel.like(carry), Parcel.like(first)
     if len(jax.tree.leaves(xs)[0]) == 1:
         carry, y = body(carry, first)
+        carried.check(carry)
         return carry, jax.tree.map(lambda y: y[None], y)
-    carried, given = Parcel.like(carry), Parcel.like(first)
     made = Parcel.like(jax.eval_shape(body, carry, first)[1])
 
     def step(parcel: Any, x: Any) -> tuple[Any, Any]:

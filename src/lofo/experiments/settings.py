@@ -3,7 +3,7 @@
 from typing import Any
 
 from lofo.agents import Dreamer, DynaQ, PlaNet, WorldModel
-from lofo.agents.world_model import BalancedKL
+from lofo.agents.losses import BalancedKL
 from lofo.buffers import ByError, ByReward, Local, Sampler, Uniform
 from lofo.experiments.experiment import Experiment
 from lofo.locality import Contrastive, Handcrafted

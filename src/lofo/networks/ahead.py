@@ -119,13 +119,14 @@ def imagine_rows(
     num_more = len(actions) - 1
     steps = in_a_row(num_more, MOST_AHEAD) if num_more else 1
     last, rows = jax.lax.scan(step, first, (actions[1:], noise[:-1]), unroll=steps)
+    # not by `_carry_on`, which would make gates, too, that no step follows
     hidden = activate(_multiply(layers["prior"], last))
     latent = _draw(model, layers, hidden, noise[-1], jnp.zeros_like(actions[0]))
     return jnp.concatenate([rows, join(latent, last)[None]])
 
 
 def read(network: MLP, params: Sequence[Layer], x: Array) -> Array:
-    """`network.apply` by products of one kernel, with its bias and activation."""
+    """`network.apply` up to rounding, by products of one kernel with its bias and activation."""
     for layer in params:
         x = _multiply(layer, x).astype(layer["weight"].dtype)
         x = ACTIVATIONS[network.activation](x)

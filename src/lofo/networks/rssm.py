@@ -111,11 +111,11 @@ class RSSM:
 
     def ahead(self, params: Layers) -> Layers:
         """The layers as a plan wants them: see `lofo.networks.ahead`."""
-        return dict(params) if "carried" in params else lay_out(self, self.apart(params))
+        return lay_out(self, self.apart(params))
 
-    def depart(self, params: Layers, state: RSSMState) -> Departure:
+    def depart(self, layers: Layers, state: RSSMState) -> Departure:
         """What `imagine_rows` begins with; all actions may begin at one state [size]."""
-        return depart(self, self.ahead(params), *state)
+        return depart(self, layers, *state)
 
     def begin(self, batch_shape: tuple[int, ...] = ()) -> RSSMState:
         """The state in which nothing has been seen."""
@@ -157,7 +157,7 @@ class RSSM:
     ) -> RSSMState:
         """The states [T, ..., size] that actions [T, ..., action_size] known beforehand lead to.
 
-        All actions may begin at one state [size].
+        All actions may begin at one state [size]. States have the digits that products read.
         """
         if not len(actions):
             return self.begin(actions.shape[:-1])
@@ -165,9 +165,12 @@ class RSSM:
         rows = self.imagine_rows(layers, self.depart(layers, state), actions, noise)
         return RSSMState(*split_rows(self, layers, rows))
 
-    def imagine_rows(self, params: Layers, begun: Departure, actions: Array, noise: Array) -> Array:
-        """`imagine_window` with all that it draws, as what weights of `read_rows` read."""
-        return imagine_rows(self, self.ahead(params), begun, actions, noise)
+    def imagine_rows(self, layers: Layers, begun: Departure, actions: Array, noise: Array) -> Array:
+        """`imagine_window` with all that it draws, as what weights of `read_rows` read.
+
+        Here and in `depart` layers are those of `ahead`.
+        """
+        return imagine_rows(self, layers, begun, actions, noise)
 
     def observe(
         self,
