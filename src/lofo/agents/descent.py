@@ -67,7 +67,6 @@ def descend_together(
     """The same, with the small arrays in one kernel."""
     adam, *rest = state
     count = optax.safe_increment(adam.count)
-    decays = jnp.array([onchip.DECAY_MEAN, onchip.DECAY_SQUARE])
     others: list[float | Array] = [learning_rate, epsilon]
     if limit is not None:
         # Written down in order for its norm, it is read again, not computed and turned round again.
@@ -76,8 +75,7 @@ def descend_together(
         others += [_scale(norm_together(flat, interpret), limit), decay]
     elif decay:
         others += [1.0, decay]
-    # One array for the kernel, which takes no other numbers than those of its programs.
-    numbers = jnp.append(1 / (1 - decays**count), jnp.array(others))
+    numbers = _gather(count, others)
     columns = [jax.tree.leaves(tree) for tree in (params, adam.mu, adam.nu, gradient)]
     arrays = list(zip(*columns, strict=True))
     small = [leaves for leaves in arrays if leaves[0].size <= LARGEST]
@@ -106,6 +104,19 @@ def norm_together(tree: Tree, interpret: bool = False) -> Array:
         name="squares",
     )(*flat)
     return jnp.sqrt(jnp.sum(squares))
+
+
+def _gather(count: Array, others: list[float | Array]) -> Array:
+    """All that steps share as one array: kernels take no other numbers than those of programs.
+
+    Joined by choosing among them, for arrays that are joined take a kernel each.
+    """
+    decays = jnp.array([onchip.DECAY_MEAN, onchip.DECAY_SQUARE] + [0.0] * len(others))
+    place = jnp.arange(len(decays))
+    found = 1 / (1 - decays**count)  # of others 1
+    for k, other in enumerate(others, 2):
+        found = jnp.where(place == k, other, found)
+    return found
 
 
 def _scale(norm: Array, limit: float) -> Array:

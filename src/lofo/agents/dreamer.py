@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo.agents.base import Appetite
-from lofo.agents.descent import descend, remember
+from lofo.agents.descent import descend, follow, remember
 from lofo.agents.returns import lambda_returns
 from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Discrete, RSSMState, TransposedCNN, linear
@@ -162,7 +162,7 @@ class Dreamer:
         state, metrics = self._behave(state, starts, key_dream)
         num_updates = state.num_updates + 1
         due = num_updates % self.target_period == 0
-        target = jax.tree.map(lambda v, t: jnp.where(due, v, t), state.value, state.target)
+        target = follow(state.value, state.target, due)
         state = state._replace(target=target, num_updates=num_updates)
         return state, model_metrics | metrics
 
