@@ -14,6 +14,7 @@ from lofo.agents.descent import remember
 from lofo.agents.dreamer import Dreamer
 from lofo.agents.returns import lambda_returns
 from lofo.networks import MLP, Discrete
+from lofo.networks.distributions import TruncatedNormal
 from lofo.types import Batch, LofoError, Step
 from models import TINY, drawn, jit
 
@@ -161,10 +162,24 @@ def test_the_actor_learns_what_the_whole_rollout_would_teach_it(begun, dtype):
 
 def test_the_critic_weighs_later_steps_less():
     agent = replace(SMALL, horizon=3, value=MLP((), "elu", "glorot"))
-    value = ((), ({"weight": jnp.zeros((2, 1)), "bias": jnp.array([1.0])},))
-    returns = jnp.array([[2.0], [4.0], [1.0]])
-    loss = agent._value_loss(value, jnp.ones((4, 1, 2)), returns)  # the last state is not acted in
+    value = ((), ({"weight": jnp.array([[1.0], [0.0]]), "bias": jnp.array([1.0])},))
+    features = jnp.array([[0.0, 7.0], [1.0, 7.0], [2.0, 7.0], [9.0, 7.0]])[:, None]
+    returns = jnp.array([[2.0], [5.0], [3.0]])  # of states worth 1, 2, 3; the last is not acted in
+    loss = agent._value_loss(value, features, returns)
     assert loss == pytest.approx((0.5 * 1 + 0.9 * 0.5 * 9 + 0) / 3)
+
+
+def test_the_entropy_is_that_of_the_actions_whose_returns_count():
+    """Of the first, of three: the last has no return behind it, nor has the state arrived at."""
+    agent = replace(SMALL, horizon=2, actor=MLP((), "elu", "glorot"), entropy_scale=0.5)
+    weight = jnp.array([[0.0, 1.0], [0.0, 0.0]])  # a feature is what spreads
+    actor = ((), ({"weight": weight, "bias": jnp.zeros(2)},))
+    features = jnp.array([[0.0, 7.0], [3.0, 7.0], [-3.0, 7.0]])[:, None]
+    lots, slope = jnp.full((2, 1, 1), 0.5), jnp.zeros((2, 1, 1))
+    loss, entropy = agent._actor_loss(actor, features, lots, slope)
+    expected = TruncatedNormal(jnp.zeros(1), jnp.array([1.1])).entropy()  # 2 sigmoid(0) + 0.1
+    assert entropy == pytest.approx(float(expected))
+    assert loss == pytest.approx(-0.5 * float(expected))
 
 
 def test_an_episode_is_remembered_and_evaluated_without_noise(begun, rows):

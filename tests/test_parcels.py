@@ -52,9 +52,8 @@ def body(now: Carried, given: tuple[Array, Array]) -> tuple[Carried, dict[str, A
 def check_same(one: object, two: object) -> None:
     def check(x: Array, y: Array) -> None:
         assert x.dtype == y.dtype and x.shape == y.shape
-        assert (
-            np.asarray(x).tobytes() == np.asarray(y).tobytes()
-        )  # 0 is not -0, nor any nan another
+        # by bytes, for 0 is not -0, nor is one nan another
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
     jax.tree.map(check, one, two)
 

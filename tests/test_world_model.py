@@ -296,17 +296,24 @@ def test_a_window_is_observed_as_the_formulas_say(model):
             assert_close(row, model.latent.statistics(expected.astype(np.float32)))
 
 
-def test_one_step_and_a_window_observe_alike():
-    model = TINY.rssm
+@KINDS
+def test_steps_and_a_window_observe_alike(model, monkeypatch):
+    """An agent that acts follows an episode step by step, as its model learns from windows."""
+    model, latent = model.rssm, type(model.rssm.latent)
+    noise = latent.noise  # as many numbers, but the same for a step and for all
+    monkeypatch.setattr(latent, "noise", lambda *given: jnp.zeros_like(noise(*given)))
+    rng = np.random.default_rng(3)
+    actions, embeddings = (jnp.float32(rng.normal(size=(3, 5, size))) for size in (2, 7))
+    is_first = jnp.zeros((3, 5), bool).at[:, 0].set(True).at[1, 3].set(True)
     params = drawn(model.init, 2, 7)
-    action, embedding = jnp.ones((3, 2)), jnp.ones((3, 7))
-    is_first = jnp.array([True, False, True])
-    step = jit(model.observe)(params, model.begin((3,)), 0 * action, embedding, is_first, KEY)
-    window = jit(model.observe_window)(
-        params, action[:, None], embedding[:, None], is_first[:, None] | True, KEY
-    )
-    jax.tree.map(lambda x, y: assert_close(x, y[:, 0]), step[1:], window[1:])
-    assert model.features(step[0]).shape == (3, model.feature_size)
+    window = jax.jit(model.observe_window)(params, actions, embeddings, is_first, KEY)
+    observe, state = jax.jit(model.observe), model.begin((3,))
+    for k in range(5):
+        given = actions[:, k], embeddings[:, k], is_first[:, k]
+        step = observe(params, state, *given, KEY)
+        assert_close(step, jax.tree.map(lambda x, k=k: x[:, k], window))
+        state = step[0]
+    assert model.features(state).shape == (3, model.feature_size)
 
 
 @KINDS
@@ -342,8 +349,9 @@ def test_parts_of_numbers_lose_no_digit():
     )
 
 
-def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(monkeypatch):
-    model = TINY.rssm
+@KINDS
+def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(model, monkeypatch):
+    model = model.rssm
     rng = np.random.default_rng(2)
     params = drawn(model.init, 2, 7)
     actions, embeddings = (

@@ -69,8 +69,8 @@ class CEM:
     def refit(self, candidates: Array, returns: Array, near: Array | None = None) -> Plan:
         """The normal of the best candidates; among equals, the earlier ones.
 
-        Moments are taken about what is `near` them, or the very best: both in one pass, which
-        would else lose digits.
+        Moments are taken about what is `near` them, or the very best: both in one pass, which about
+        a far point would lose digits.
         """
         _, best = jax.lax.top_k(returns, self.num_elites)
         near = candidates[best[0]] if near is None else near

@@ -107,13 +107,13 @@ def norm_together(tree: Tree, interpret: bool = False) -> Array:
 
 
 def _gather(count: Array, others: list[float | Array]) -> Array:
-    """All that steps share as one array: kernels take no other numbers than those of programs.
+    """All that steps share in one array, for a kernel takes arrays only.
 
-    Joined by choosing among them, for arrays that are joined take a kernel each.
+    Put together by choosing: joining arrays would take a kernel more.
     """
     decays = jnp.array([onchip.DECAY_MEAN, onchip.DECAY_SQUARE] + [0.0] * len(others))
     place = jnp.arange(len(decays))
-    found = 1 / (1 - decays**count)  # of others 1
+    found = 1 / (1 - decays**count)  # 1 in the places of the others
     for k, other in enumerate(others, 2):
         found = jnp.where(place == k, other, found)
     return found

@@ -49,8 +49,12 @@ class Index(Protocol):
         *,
         is_start: Array | bool = True,
         stream: Array | int = 0,
+        is_closed: Array | None = None,
     ) -> tuple[Tree, Array, Array]:
-        """The slot of a newcomer, and its ledger row: `capacity` if it has none."""
+        """The slot of a newcomer, and its ledger row: `capacity` if it has none.
+
+        Where windows can be closed, `is_closed` asks for the closing row's slot, too: they are [2].
+        """
 
     def drawable(self, state: Tree) -> Array:
         """Which ledger rows [C] a draw may give."""
@@ -96,8 +100,11 @@ class TransitionIndex:
         *,
         is_start: Array | bool = True,
         stream: Array | int = 0,
+        is_closed: Array | None = None,
     ) -> tuple[Ledger, Array, Array]:
         """The newcomer's row, `capacity` if refused; what starts no transition is never stored."""
+        if is_closed is not None:
+            raise ValueError("only windows have a closing row: place single items without one")
         placed, placement = _place(self.rule, state, embedding, key, is_start)
         return placed, placement.slot, placement.slot
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.buffers.index import Draw, Index, SequenceIndex
+from lofo.buffers.index import Draw, Index
 from lofo.buffers.storage import DeviceStorage, Storage
 from lofo.types import Array, Batch, Key, Metrics, Tree, register_dataclass
 
@@ -64,8 +64,6 @@ class Replay:
         In a buffer of windows, `closing` is the closing row of an episode, and whether it is there.
         """
         if closing is not None:
-            if not isinstance(self.index, SequenceIndex):
-                raise ValueError("only windows have a closing row: place single items without one")
             item = jax.tree.map(lambda *x: jnp.stack(x), item, closing[0])
             step |= {"is_closed": closing[1]}
         place = (

@@ -48,7 +48,7 @@ class Present(NamedTuple):
 
     @classmethod
     def of(cls, runs: Runs) -> Self:
-        """The part of the runs' state that is such."""
+        """These fields of the runs."""
         return cls(*(getattr(runs, name) for name in cls._fields))
 
 

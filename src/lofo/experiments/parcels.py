@@ -29,7 +29,9 @@ class Parcel:
     def like(cls, tree: Tree) -> Self:
         """For trees whose arrays have these shapes and dtypes."""
         leaves, structure = jax.tree.flatten(tree)
-        return cls(structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
+        dtypes = (jax.dtypes.canonicalize_dtype(x.dtype) for x in leaves)  # as jax will have them
+        kinds = zip(leaves, dtypes, strict=True)
+        return cls(structure, tuple(jax.ShapeDtypeStruct(x.shape, dtype) for x, dtype in kinds))
 
     def wrap(self, tree: Tree) -> tuple[Array, list[Array]]:
         """The words, and the arrays that are not among them."""

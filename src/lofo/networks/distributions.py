@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from lofo.types import Array, Key
 
 EDGE = 1e-6  # how far inside their bounds samples stay
-FEW = 2**15  # numbers that are sooner added up again than written down
+FEW = 2**15  # numbers, of one run, that are sooner added up again than written down
+MOST_CLASSES = 64  # that are added up one by one
 ROOT_TWO = math.sqrt(2)
 
 
@@ -63,7 +64,10 @@ def truncated_normal(raw: Array) -> TruncatedNormal:
 
 @jax.custom_vjp
 def straight_through(logits: Array, noise: Array) -> Array:
-    """One-hot samples [..., classes] by Gumbel noise, with the gradient of the probabilities."""
+    """One-hot samples [..., classes] by Gumbel noise, with the gradient of the probabilities.
+
+    By reverse mode alone.
+    """
     return jax.nn.one_hot(jnp.argmax(logits + noise, axis=-1), logits.shape[-1])
 
 
@@ -74,7 +78,7 @@ def _straight_through_back(shares: Array, slope: Array) -> tuple[Array, None]:
 
 def _add_up(x: Array) -> Array:
     """The sum over the last axis, which stays as one."""
-    if x.size > FEW:
+    if x.size > FEW or x.shape[-1] > MOST_CLASSES:
         return jnp.sum(x, axis=-1, keepdims=True)
     # a sum would be a kernel of its own in a loop of small ones; here each who asks adds up itself
     return sum((x[..., k, None] for k in range(1, x.shape[-1])), x[..., :1])

@@ -2,9 +2,9 @@
 
 A step of a recurrence is short, and a GPU spends it launching kernels. Differentiated as it stands,
 a scan keeps in every step whatever its way back asks for, and adds up the gradients of its weights
-step by step: each is one more kernel in every step. Here the loop forth keeps its states alone, and
-the loop back the slopes of the states. From these all else follows for all steps at once: the
-outputs, what the way back asks for, and the gradients of the weights.
+step by step: each is one more kernel in every step. Here the loop forth keeps its states alone, or
+codes of them, and the loop back the slopes of the states. From these all else follows for all steps
+at once: the outputs, what the way back asks for, and the gradients of the weights.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ MOST_IN_A_ROW = 10
 class Walk(NamedTuple):
     """A step to be repeated, as gradients see it and as the loop forth takes it.
 
-    Both take (apply, layers, state, input) to the next state and an output, on any leading axes.
-    They apply layers by apply(layer, x), and close over nothing that learns.
+    step(apply, layers, state, input) gives the next state and an output. It takes any leading axes,
+    applies layers by apply(layer, x), and closes over nothing that learns.
     """
 
     step: Step
-    forth: Step  # from code to code of states, where that is shorter
+    forth: Callable[[Layers, Tree, Tree], Tree]  # (layers, code, input) to the next state's code
     decode: Callable[[Tree], Tree]  # a code's state
 
 
@@ -54,23 +54,23 @@ def apply_layer(layer: Layer, x: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def unroll(walk: Walk, layers: Layers, state: Tree, inputs: Tree) -> tuple[Tree, Tree]:
+def unroll(walk: Walk, layers: Layers, code: Tree, inputs: Tree) -> tuple[Tree, Tree]:
     """The states after each step and its outputs, [T, ...] like the inputs.
 
-    The first state is a code, as `walk.forth` has it, and no slope comes back to it.
+    `code` is that of the first state, to which no slope comes back.
     """
-    return _forward(walk, layers, state, inputs)[0]
+    return _forward(walk, layers, code, inputs)[0]
 
 
-def _forward(walk: Walk, layers: Layers, state: Tree, inputs: Tree) -> tuple[Any, Any]:
-    def forth(state: Tree, given: Tree) -> tuple[Tree, Tree]:
-        state, _ = walk.forth(apply_layer, layers, state, given)
-        return state, state
+def _forward(walk: Walk, layers: Layers, code: Tree, inputs: Tree) -> tuple[Any, Any]:
+    def forth(code: Tree, given: Tree) -> tuple[Tree, Tree]:
+        code = walk.forth(layers, code, given)
+        return code, code
 
     num_steps = len(jax.tree.leaves(inputs)[0])
-    _, states = jax.lax.scan(forth, state, inputs, unroll=in_a_row(num_steps))
-    passed = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), state, states)
-    passed = walk.decode(passed)
+    _, codes = jax.lax.scan(forth, code, inputs, unroll=in_a_row(num_steps))
+    codes = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), code, codes)
+    passed = walk.decode(codes)
     before = jax.tree.map(lambda x: x[:-1], passed)
     states = jax.tree.map(lambda x: x[1:], passed)
     _, outputs = walk.step(apply_layer, layers, before, inputs)

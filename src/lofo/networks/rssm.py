@@ -5,8 +5,8 @@ prior guesses the latent from the recurrence alone, the posterior has also seen 
 
 A window is observed in a scan, and a GPU spends it launching kernels. So all that does not wait for
 the recurrence is computed before it (the parts of pictures and actions, the noise) or after it (the
-prior, the gradients of the weights), for all steps at once. Three products a step remain, and the
-rows of a weight that a discrete latent points at.
+prior, the gradients of the weights), for all steps at once. Three products a step remain, and that
+with the latent: where it is discrete, rows of the weight are looked up and added.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Passed(NamedTuple):
     """What one step of observing hands to the next."""
 
     deterministic: Array  # [..., deterministic_size]
-    latent: Array  # [..., latent.size], the sample, or its code
+    latent: Array  # [..., latent.size], the sample; or its code, as the latent wants it
     gates: Array  # [..., 3 · deterministic_size], what the deterministic part adds to the GRU's
 
 
@@ -186,7 +186,7 @@ class RSSM:
         `action` is the one that led here; it and the state count as 0 where an episode begins.
         """
         layers, given = self._prepare(params, action, embedding, is_first, key)
-        gates, _ = self._carry_on(apply_layer, layers, state.deterministic)
+        gates, _ = self._pass_on(apply_layer, layers, state.deterministic)
         then, raw = self._observe_step(apply_layer, layers, Passed(*state, gates), given)
         state = RSSMState(then.deterministic, then.latent)
         return state, self.latent.statistics(raw), self.prior(params, state.deterministic)
@@ -223,8 +223,8 @@ class RSSM:
         embedding_part = apply_layer(seen, embedding)
         of_input, of_state = jnp.split(layers["gates"]["weight"], [self.hidden_size])
         layers["gates"] = {"weight": of_input, "bias": layers["gates"]["bias"]}
-        carried = jnp.concatenate([of_state, weight[: self.deterministic_size]], axis=1)
-        layers["carried"] = {"weight": carried}
+        passed = jnp.concatenate([of_state, weight[: self.deterministic_size]], axis=1)
+        layers["passed"] = {"weight": passed}
         for name in ("action", "prior", "prior_out", "posterior"):  # before and behind the loop
             del layers[name]
         noise = self.latent.noise(key, is_first.shape)
@@ -237,13 +237,15 @@ class RSSM:
         then, raw, posterior = self._see(apply, layers, now, read, given)
         return then._replace(latent=self.latent.sample(posterior, given.noise)), raw
 
-    def _observe_in_code(
-        self, apply: Apply, layers: Layers, now: Passed, given: Given
-    ) -> tuple[Passed, Array]:
-        """`_observe_step` where nothing learns: samples are numbers of rows to look up."""
+    def _observe_in_code(self, layers: Layers, now: Passed, given: Given) -> Passed:
+        """`_observe_step` where nothing learns: samples are numbers of rows to look up.
+
+        In half precision these sums keep digits that a product rounds, so what is drawn here is now
+        and then another class than a step by itself would draw.
+        """
         read = self.latent.look_up(layers["input"]["weight"], now.latent)
-        then, raw, posterior = self._see(apply, layers, now, read, given)
-        return then._replace(latent=self.latent.code(posterior, given.noise)), raw
+        then, _, posterior = self._see(apply_layer, layers, now, read, given)
+        return then._replace(latent=self.latent.code(posterior, given.noise))
 
     def _see(
         self, apply: Apply, layers: Layers, now: Passed, read: Array, given: Given
@@ -255,14 +257,14 @@ class RSSM:
         gates = apply(layers["gates"], self._activate(driven))
         gates = gates + jnp.where(is_first, 0.0, now.gates)
         deterministic = gate(apply, layers, gates, before)
-        gates, of_posterior = self._carry_on(apply, layers, deterministic)
+        gates, of_posterior = self._pass_on(apply, layers, deterministic)
         raw = apply(layers["posterior_out"], self._activate(of_posterior + given.embedding))
         then = now._replace(deterministic=deterministic, gates=gates)
         return then, raw, self.latent.statistics(raw)
 
-    def _carry_on(self, apply: Apply, layers: Layers, deterministic: Array) -> list[Array]:
+    def _pass_on(self, apply: Apply, layers: Layers, deterministic: Array) -> list[Array]:
         """What a state adds to the next step's gates, and to its own posterior."""
-        both = apply(layers["carried"], deterministic)
+        both = apply(layers["passed"], deterministic)
         return jnp.split(both, [3 * self.deterministic_size], axis=-1)
 
     def _blank(self, shape: tuple[int, ...]) -> Passed:
