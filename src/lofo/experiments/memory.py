@@ -1,5 +1,6 @@
 """How what the runs live through enters their buffers, and how batches come out again."""
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from lofo.experiments.pack import Pack, Runs
 from lofo.experiments.parcels import lean_scan
 from lofo.types import Array, Batch, Key, Step, TimeStep, Transition, Tree
 
-CHUNK = 256  # observations that are embedded at a time
+CHUNK = 256  # observations that are embedded at a time, at most
 
 
 class Lived(NamedTuple):
@@ -70,7 +71,9 @@ def _embed(buffer: Buffer, locality: Tree, observations: Array) -> Array:
     """The points [num, size] of observations [num, ...]."""
     assert buffer.locality is not None
     embed = partial(buffer.locality.embed, locality)
-    return jax.lax.map(embed, observations, batch_size=CHUNK)
+    num = len(observations)
+    # equal parts, for what is left over would be compiled once more
+    return jax.lax.map(embed, observations, batch_size=math.ceil(num / math.ceil(num / CHUNK)))
 
 
 def remember(
