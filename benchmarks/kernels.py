@@ -7,6 +7,9 @@ Pieces: dreamer, planet (an update), plan; minigrid, reacher (what a run of LoFo
 and an update). Small kernels take 2 to 3 microseconds whatever they do, so their number tells what a
 loop costs. The compiler tries nothing out here (no autotuning), so tile sizes, and who makes a product
 (Triton or cuBLAS), may differ from those on a GPU. `--hlo` keeps the program's text.
+
+A newer jax's compiler serves an older jax: put `jax_plugins/xla_cuda13` of its `jax-cuda13-pjrt` wheel
+in place of the installed one.
 """
 
 import argparse

@@ -17,6 +17,7 @@ from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer
 from lofo.networks.distributions import (
     FEW,
+    MOST_CLASSES,
     Normal,
     TruncatedNormal,
     categorical_kl,
@@ -70,9 +71,9 @@ def test_a_straight_through_sample_is_one_hot_with_the_gradient_of_the_probabili
     assert_close(gradient, np.array([0.5 * -0.9, 0.3 * 0.1, 0.2 * 2.1]))
 
 
-@pytest.mark.parametrize("num_rows", [3, FEW])
-def test_many_samples_have_the_gradients_of_few(num_rows):
-    logits, weight = (jax.random.normal(k, (num_rows, 4)) for k in jax.random.split(KEY))
+@pytest.mark.parametrize("shape", [(3, 4), (FEW, 4), (3, MOST_CLASSES + 1)])
+def test_samples_of_any_number_have_the_gradients_of_their_probabilities(shape):
+    logits, weight = (jax.random.normal(k, shape) for k in jax.random.split(KEY))
     gradient = jit(jax.grad(lambda x: jnp.sum(straight_through(x, 0.0 * x) * weight)))(logits)
     expected = jax.grad(lambda x: jnp.sum(jax.nn.softmax(x) * weight))(logits)
     assert_close(gradient, expected)

@@ -245,7 +245,7 @@ class Dreamer:
         self, actor: Tree, features: Array, lots: Array, slope: Array
     ) -> tuple[Array, Array]:
         """Has the gradient of the promised return; its value says nothing."""
-        policy = TruncatedNormal(*(x[:-1] for x in self._policy(actor, features)))
+        policy = jax.tree.map(lambda x: x[:-1], self._policy(actor, features))
         entropy = jnp.mean(self._weights[:-1] * policy.entropy()[:-1])
         return -jnp.sum(slope * policy.sample(lots)) - self.entropy_scale * entropy, entropy
 
