@@ -1,7 +1,9 @@
 """What several files share: a tiny pack of runs, and an agent that only counts."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -122,6 +124,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     run(pack, folder, checkpoint_seconds=0)
     after = program_counts()
     return Finished(pack, folder, {name: after[name] - before[name] for name in COMPILED})
+
+
+@contextmanager
+def compilations() -> Iterator[Counter[str]]:
+    """Counts what jax compiles meanwhile, by the function's name."""
+    counted: Counter[str] = Counter()
+
+    def count(event: str, _duration: float, **of: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            counted[of["fun_name"].removeprefix("jit(").removesuffix(")")] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        yield counted
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
 
 
 def program_counts() -> dict[str, int]:

@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 from PIL import Image, ImageColor, ImageSequence
 
-from conftest import arrays, result_lines, tiny_pack
+from conftest import arrays, compilations, result_lines, tiny_pack
 from lofo import cli
 from lofo.agents import Appetite, Dreamer
 from lofo.buffers import Fifo, Reservoir
 from lofo.environments import Reacher
 from lofo.environments.minigrid_pixels import MiniGridPixels
 from lofo.environments.reacher import Arm
-from lofo.experiments import Buffer, Event, Experiment, Pack, Phase, Schedule, run
+from lofo.experiments import Buffer, Event, Experiment, Pack, Phase, Schedule, loop, run
+from lofo.experiments.compiling import Ahead
 from lofo.experiments.film import NUM_SEEN, film, is_filmed
 from lofo.experiments.pack import Runs
+from lofo.experiments.timeline import evaluation_tasks
 from lofo.networks import CNN, MLP, RSSM, Discrete, TransposedCNN
 from lofo.records import ROWS, read, thin
 from lofo.reports import films as films_module
@@ -169,6 +171,16 @@ def test_only_world_models_and_pictures_are_filmed() -> None:
     assert not is_filmed(tiny_pack())
     assert is_filmed(pack_of(ROOM, Dreamy(), Fifo()))
     assert not is_filmed(pack_of(replace(REACHER, observation="state"), DREAMER, Fifo()))
+
+
+def test_a_film_is_compiled_ahead() -> None:
+    pack = pack_of(replace(ROOM, time_limit=11), Dreamy(), Fifo())  # nobody else's program
+    Ahead(pack).wait_for(film)
+    runs = loop.init(pack, loop.outline_localities(pack))
+    task = jax.tree.map(lambda x: x[0], evaluation_tasks(pack, 2))
+    with compilations() as counted:
+        film(pack, runs, task)
+    assert not counted.total()
 
 
 def test_every_phase_of_every_run_is_filmed(folder: Path) -> None:

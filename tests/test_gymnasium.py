@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 import warnings
-from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import lofo.adapters.gymnasium as adapter
+from conftest import compilations
 from lofo.adapters import screen
 from lofo.adapters.choices import available, kinds_of
 from lofo.adapters.drawing import picture
@@ -97,21 +96,6 @@ class Track(World):
 
     def cell(self, code):
         return jnp.clip((code[..., 0] + 1) * 5, 0, 9).astype(jnp.int32)
-
-
-@contextmanager
-def compilations():
-    """Counts what jax compiles meanwhile."""
-    counted: Counter[str] = Counter()
-
-    def count(event, _duration, **_):
-        counted[event] += event.endswith("backend_compile_duration")
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
-        yield counted
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
 
 
 def episode(env, actions, **reset):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from conftest import Finished, Walker, program_counts, tiny_pack, values, walk
+from conftest import Finished, Walker, compilations, program_counts, tiny_pack, values, walk
 from lofo.agents import Dreamer, DynaQ, PlaNet
 from lofo.agents.cem import CEM
 from lofo.buffers import Fifo, Local, Replay, TransitionIndex
@@ -35,6 +35,7 @@ from lofo.experiments import (
 )
 from lofo.experiments import evaluate as evaluate_episodes
 from lofo.experiments.checkpoint import load
+from lofo.experiments.compiling import Ahead
 from lofo.experiments.experiment import configuration
 from lofo.experiments.pack import Runs
 from lofo.experiments.probes import describe_buffer
@@ -229,6 +230,37 @@ def test_phases_and_block_lengths_compile_nothing(finished: Finished, tmp_path: 
     before = program_counts()
     run(finished.pack, tmp_path, checkpoint_seconds=0)
     assert program_counts() == before
+
+
+def test_a_run_compiles_each_of_its_programs_once(tmp_path: Path) -> None:
+    pack = Pack((walk(seeds=(17,), schedule=Schedule(10, 50, 2, 2)),))  # nobody else's programs
+    with compilations() as counted:
+        run(pack, tmp_path)
+    expected = {"init": 1, "switch": 1, "advance": 2, "judge": 1, "picture": 1}
+    assert {name: counted[name] for name in expected} == expected  # warm-up and learning
+
+
+def test_programs_are_compiled_ahead_of_their_calls() -> None:
+    pack = Pack((walk(seeds=(18,)),))
+    ahead = Ahead(pack)
+    runs, task, zero = begun(pack), pack.lead.environment.train_task(2), jnp.int32(0)
+    tasks = evaluation_tasks(pack, 2)
+    for program in (loop.advance, loop.judge, loop.picture):
+        ahead.wait_for(program)
+    with compilations() as counted:
+        loop.judge(pack, runs, tasks, zero)
+        loop.picture(pack, runs, task)
+        loop.advance(pack, runs, task, zero, jnp.int32(3), False)
+    assert not counted.total()
+
+
+def test_what_cannot_be_compiled_ahead_fails_where_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "picture", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        run(Pack((walk(seeds=(19,)),)), tmp_path)
+    assert {row.step for row in read(tmp_path)[1]} == {50, 100}  # as far as it came
 
 
 def test_warm_up_fills_the_buffer_and_teaches_nothing(finished: Finished) -> None:

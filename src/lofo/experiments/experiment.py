@@ -23,6 +23,8 @@ from lofo.environments import Environment
 from lofo.locality import Locality
 from lofo.types import Array, LofoError
 
+LABELS = ("figure", "name")  # settings that change no number
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -215,6 +217,23 @@ def configuration(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [configuration(v) for v in value]
     return value
+
+
+def difference(old: Any, new: Any, path: str = "") -> str:
+    """The first place where two configurations differ, in words; empty if they do not."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        # What came later and is off changes nothing.
+        lonely = sorted(n for n in old.keys() ^ new.keys() if old.get(n) or new.get(n))
+        if lonely:
+            return f"{f'{path}.{lonely[0]}'.lstrip('.')} is known to one side only"
+        names = (name for name in old if name in new and name not in LABELS)
+        parts = (difference(old[name], new[name], f"{path}.{name}") for name in names)
+        return next(filter(None, parts), "")
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        parts = (difference(o, n, f"{path}[{i}]") for i, (o, n) in pairs)
+        return next(filter(None, parts), "")
+    return "" if old == new else f"{path.lstrip('.') or 'it'} was {old}, now {new}"
 
 
 def doubt(experiment: Experiment) -> str | None:

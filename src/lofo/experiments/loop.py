@@ -7,7 +7,6 @@ Keys are folded from (seed, step), so a resumed run draws what an unbroken one w
 """
 
 from functools import partial
-from inspect import unwrap
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -29,12 +28,15 @@ def check(pack: Pack) -> None:
     """Traces the program once: parts that do not fit together are a sentence, not a crash."""
     zero = jnp.int32(0)
     try:
-        task = pack.lead.environment.train_task(1)
-        runs = jax.eval_shape(partial(unwrap(init), pack), outline_localities(pack))
-        jax.eval_shape(lambda r: unwrap(advance)(pack, r, task, zero, zero, False), runs)
+        advance.trace(pack, outline(pack), pack.lead.environment.train_task(1), zero, zero, False)
     except (TypeError, ValueError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise LofoError(f"these settings do not fit together: {reason}") from error
+
+
+def outline(pack: Pack) -> Runs:
+    """The shapes of all that the runs will remember."""
+    return init.eval_shape(pack, outline_localities(pack))
 
 
 class Present(NamedTuple):

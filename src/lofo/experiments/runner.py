@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo.experiments import checkpoint, finite, fitting, loop
-from lofo.experiments.experiment import configuration
-from lofo.experiments.film import is_filmed, write_films
+from lofo.experiments.compiling import Ahead
+from lofo.experiments.experiment import configuration, difference
+from lofo.experiments.film import film, is_filmed, write_films
 from lofo.experiments.pack import Pack, Runs
 from lofo.experiments.provenance import provenance
 from lofo.experiments.timeline import Block, evaluation_tasks, plan
@@ -28,7 +29,6 @@ from lofo.types import LofoError, Metrics
 
 ALL_SEEDS = -1  # the seed of a row that speaks for all
 CHUNKS = 10  # calls into the compiled program between two evaluations, so that progress shows
-LABELS = ("figure", "name")  # settings that change no number
 TIMING = "timing/"  # metrics of this prefix differ from one execution to the next
 
 
@@ -103,6 +103,7 @@ class _Execution:
             raise LofoError(
                 f"{self.folder} holds rows but no checkpoint: move them or choose another --out"
             )
+        self.ahead = Ahead(self.pack)
         localities, metrics = fitting.fit_localities(
             self.pack,
             lambda message: self.watch(Event(message, 0, self.pack.num_steps)),
@@ -120,8 +121,8 @@ class _Execution:
         return runs, recorder
 
     def _resume(self, manifest: dict[str, Any], step: int) -> tuple[Runs, Recorder]:
-        like = jax.eval_shape(lambda: loop.init(self.pack, fitting.outline_localities(self.pack)))
-        runs = jax.tree.map(jnp.asarray, checkpoint.load(self.folder, like))
+        runs = jax.tree.map(jnp.asarray, checkpoint.load(self.folder, loop.outline(self.pack)))
+        self.ahead = Ahead(self.pack)
         recorder = Recorder(self.folder, manifest["rows_length"])
         recorder.write_header(self._header(step))
         return runs, recorder
@@ -131,9 +132,9 @@ class _Execution:
         old_ids, new_ids = (", ".join(e["id"] for e in side) for side in (old, new))
         if old_ids != new_ids:
             raise LofoError(f"{self.folder} holds {old_ids}, not {new_ids}: choose another --out")
-        if difference := _difference(old, new):
+        if found := difference(old, new):
             raise LofoError(
-                f"{self.folder} holds another run: {difference}; choose another --out or "
+                f"{self.folder} holds another run: {found}; choose another --out or "
                 "give the settings it was started with"
             )
 
@@ -147,6 +148,7 @@ class _Execution:
             if block.closes:
                 self._draw(runs, block, recorder)
                 if is_filmed(self.pack):
+                    self.ahead.wait_for(film)
                     recorder.write(write_films(self.pack, runs, block, self.folder))
             rate = (block.warmup + block.learning) / (time.monotonic() - began)
             self.watch(
@@ -166,6 +168,8 @@ class _Execution:
             runs = loop.switch(pack, runs, task, jnp.int32(step))
         sums: list[Metrics] = []
         for num_cycles, is_warmup in self._chunks(block):
+            if not is_warmup:
+                self.ahead.wait_for(loop.advance)
             began = time.monotonic()
             runs, tally = loop.advance(
                 pack, runs, task, jnp.int32(step), jnp.int32(num_cycles), is_warmup
@@ -207,6 +211,7 @@ class _Execution:
         pack = self.pack
         num_cycles = block.learning // pack.lead.schedule.steps_per_update
         metrics: Metrics = {name: s / num_cycles for name, s in sums.items()}
+        self.ahead.wait_for(loop.judge)
         learnt = time.monotonic()
         metrics |= loop.judge(
             pack, runs, evaluation_tasks(pack, block.phase), jnp.int32(block.last_step)
@@ -226,6 +231,7 @@ class _Execution:
 
     def _draw(self, runs: Runs, block: Block, recorder: Recorder) -> None:
         task = self.pack.lead.environment.train_task(block.phase)
+        self.ahead.wait_for(loop.picture)
         maps = jax.tree.map(np.asarray, loop.picture(self.pack, runs, task))
         environment = self.pack.lead.environment
         chart = environment.chart()
@@ -278,20 +284,3 @@ def _rows(run: str, seeds: tuple[int, ...], phase: int, step: int, metrics: Metr
         for seed, value in zip(seeds, values, strict=True)
         if np.isfinite(value)
     ]
-
-
-def _difference(old: Any, new: Any, path: str = "") -> str:
-    """The first place where two configurations differ, in words; empty if they do not."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        # What came later and is off changes nothing.
-        lonely = sorted(n for n in old.keys() ^ new.keys() if old.get(n) or new.get(n))
-        if lonely:
-            return f"{f'{path}.{lonely[0]}'.lstrip('.')} is known to one side only"
-        names = (name for name in old if name in new and name not in LABELS)
-        parts = (_difference(old[name], new[name], f"{path}.{name}") for name in names)
-        return next(filter(None, parts), "")
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        pairs = enumerate(zip(old, new, strict=True))
-        parts = (_difference(o, n, f"{path}[{i}]") for i, (o, n) in pairs)
-        return next(filter(None, parts), "")
-    return "" if old == new else f"{path.lstrip('.') or 'it'} was {old}, now {new}"

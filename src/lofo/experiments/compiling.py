@@ -1,0 +1,46 @@
+"""Compiles the programs of a run side by side, from its first moment on.
+
+A run calls one after the other: to learn, to evaluate, to draw maps and films. Compiled when they
+are called, each would be waited for; on a GPU the longest takes as long as all others together.
+jax keeps what it compiled by function and shapes, so the calls find it.
+"""
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lofo.experiments import loop
+from lofo.experiments.film import film, is_filmed
+from lofo.experiments.pack import Pack
+from lofo.experiments.timeline import evaluation_tasks
+
+
+class Ahead:
+    """The programs of a run but for its warm-up, which it needs at once."""
+
+    def __init__(self, pack: Pack) -> None:
+        runs, number = loop.outline(pack), jnp.int32(0)
+        task, tasks = pack.lead.environment.train_task(1), evaluation_tasks(pack, 1)
+        given: dict[Any, tuple[Any, ...]] = {
+            loop.advance: (task, number, number, False),
+            loop.judge: (tasks, number),
+            loop.picture: (task,),
+        }
+        if is_filmed(pack):
+            given[film] = (jax.tree.map(lambda x: x[0], tasks),)
+        with_threads = ThreadPoolExecutor(len(given), thread_name_prefix="compiling")
+        self._coming = {
+            program: with_threads.submit(_compile, program, pack, runs, *rest)
+            for program, rest in given.items()
+        }
+        with_threads.shutdown(wait=False)
+
+    def wait_for(self, program: Any) -> None:
+        """Until it is compiled. Where that failed, the call itself will say why."""
+        wait([self._coming[program]])
+
+
+def _compile(program: Any, *given: Any) -> None:
+    program.lower(*given).compile()
