@@ -210,3 +210,29 @@ def test_a_warning_is_left_standing_on_the_screen(
     lines = capsys.readouterr().err.split("\n")
     assert [line for line in lines if line.endswith(f"lofo: note: {words}")]
     assert is_terminal or lines == [f"lofo: note: {words}", ""]
+
+
+def test_a_log_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    now = 1000.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    events = [
+        (30.0, Event("fitting the locality of a/[b]", 0, 200)),
+        (61.0, Event("fitting the locality of a/[b]", 0, 200)),
+        (70.0, Event("running", 50, 200, 1, 3.25, 12.5)),
+        (120.0, Event("running", 60, 200, 1, None, 1234.5)),  # 59 s after the line before
+        (121.0, Event("running", 70, 200, 1, None, 1234.5)),
+        (180.0, Event("running", 80, 200, 1)),
+        (500.0, Event("running", 140, 200, 2)),
+    ]
+    with progress.watching() as watch:
+        for after, event in events:
+            now = 1000.0 + after
+            watch(event)
+    assert capsys.readouterr().err.splitlines() == [
+        "lofo: fitting the locality of a/[b]",
+        "lofo: phase 1, 35.0%, step 70, 1,234 steps/s, return 3.25",
+        "lofo: phase 2, 70.0%, step 140, return 3.25",
+    ]

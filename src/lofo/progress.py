@@ -1,6 +1,7 @@
-"""Progress on the host between compiled chunks; quiet when nobody looks."""
+"""Progress on the host between compiled chunks: a bar on a terminal, elsewhere a line a minute."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,18 +10,38 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from lofo.experiments import Event
 
+SECONDS_A_LINE = 60.0  # a log wants to be read; a run that is shorter has nothing to tell
+
 
 @contextmanager
 def watching() -> Iterator[Callable[[Event], None]]:
-    """A watcher for a run: a bar on a terminal, only warnings elsewhere."""
+    """A watcher for a run; warnings are told at once, and stay above the bar."""
     console = Console(file=sys.stderr)
+    score = None
 
-    def warn(event: Event) -> None:
+    def hear(event: Event) -> list[str]:
+        """Warns, and says how far the run is, how fast, and how good."""
+        nonlocal score
         if event.is_warning:
-            console.out(f"lofo: note: {event.message}", highlight=False)  # stays above the bar
+            console.out(f"lofo: note: {event.message}", highlight=False)
+        score = score if event.score is None else event.score
+        words = [f"step {event.step:,}"] if event.step else []
+        words += [f"{event.rate:,.0f} steps/s"] if event.rate else []
+        return words + ([] if score is None else [f"return {score:.2f}"])
 
     if not console.is_terminal:
-        yield warn
+        told_at = time.monotonic()
+
+        def tell(event: Event) -> None:
+            nonlocal told_at
+            words = hear(event)
+            if time.monotonic() - told_at >= SECONDS_A_LINE:
+                told_at = time.monotonic()
+                share = f"{event.step / event.total:.1%}" if event.phase else ""
+                line = ", ".join(filter(None, [_name(event), share, *words]))
+                console.out(f"lofo: {line}", highlight=False)
+
+        yield tell
         return
     columns = (
         TextColumn("{task.description}"),
@@ -31,22 +52,18 @@ def watching() -> Iterator[Callable[[Event], None]]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("compiling", total=None, state="")
-        score = None
 
         def show(event: Event) -> None:
-            nonlocal score
-            warn(event)
-            score = score if event.score is None else event.score
-            words = [f"step {event.step:,}"] if event.step else []
-            words += [f"{event.rate:,.0f} steps/s"] if event.rate else []
-            words += [] if score is None else [f"return {score:.2f}"]
-            name = f"phase {event.phase}" if event.phase else event.message
             progress.update(
                 task,
-                description=name,
+                state=", ".join(hear(event)),
+                description=_name(event),
                 total=event.total if event.phase else None,  # None: busy, no end in sight
                 completed=event.step,
-                state=", ".join(words),
             )
 
         yield show
+
+
+def _name(event: Event) -> str:
+    return f"phase {event.phase}" if event.phase else event.message
