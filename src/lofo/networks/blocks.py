@@ -60,6 +60,16 @@ def once(x: Array) -> Array:
 once.defvjp(lambda x: (x, None), lambda _, slope: (jax.lax.optimization_barrier(slope),))
 
 
+def times(x: Array, weight: Array) -> Array:
+    """x @ weight in their dtype; sums, those of its gradients too, are float32.
+
+    GPUs see to that themselves. Newer compilers for CPUs add some bfloat16 products up in bfloat16.
+    """
+    if x.dtype == weight.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+        return (x.astype(jnp.float32) @ weight.astype(jnp.float32)).astype(x.dtype)
+    return x @ weight
+
+
 def mix(rows: Array, x: Array, start: Array) -> Array:
     """`start` and x [..., K] times a few rows [K, size], with all their digits.
 
@@ -145,7 +155,7 @@ class MLP:
 
     def apply(self, params: Tree, x: Array) -> Array:
         for layer in params:
-            x = finish(x @ layer["weight"], layer["bias"], self.activation)
+            x = finish(times(x, layer["weight"]), layer["bias"], self.activation)
         return x
 
 

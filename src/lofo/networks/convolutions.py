@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from lofo.networks import drawings, patchless
-from lofo.networks.blocks import Activation, finish
+from lofo.networks.blocks import Activation, finish, times
 from lofo.networks.tiles import cut, cut_kernel, join
 from lofo.types import Array, Tree
 
@@ -35,7 +35,8 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     is_alone = len(x) == 1 and jax.default_backend() != "cpu"
     if is_alone or len(x) * height * width <= out:
         flat = jnp.moveaxis(weight, 2, 0).reshape(-1, out).astype(x.dtype)
-        return finish(_patches(x, kernel, stride, height, width) @ flat, bias, activation)
+        patches = _patches(x, kernel, stride, height, width)
+        return finish(times(patches, flat), bias, activation)
     block = math.gcd(kernel, stride)  # pixels that always move together
     num, step = kernel // block, stride // block
     x = cut(x[:, : (height - 1) * stride + kernel, : (width - 1) * stride + kernel], block)
@@ -47,9 +48,9 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
         )
         return x[:, down, across]
 
-    patches = [reach(i, j) for i, j in itertools.product(range(num), repeat=2)]
+    parts = [reach(i, j) for i, j in itertools.product(range(num), repeat=2)]
     flat = cut_kernel(weight.astype(x.dtype), block).reshape(-1, out)
-    return finish(jnp.concatenate(patches, axis=-1) @ flat, bias, activation)
+    return finish(times(jnp.concatenate(parts, axis=-1), flat), bias, activation)
 
 
 def _patches(x: Array, kernel: int, stride: int, height: int, width: int) -> Array:
@@ -97,7 +98,8 @@ def spread(x: Array, weight: Array, bias: Array, stride: int, activation: Activa
     num_collected = (height + reach - 1) * (width + reach - 1) * reach**2 * depth
     if num_collected < num_laid:
         return finish(_collect(x, weight, stride), bias, activation)
-    pieces = (x @ weight.reshape(depth, -1)).reshape(count, height, width, kernel, kernel, out)
+    pieces = times(x, weight.reshape(depth, -1))
+    pieces = pieces.reshape(count, height, width, kernel, kernel, out)
     return finish(_overlay(pieces, stride).astype(x.dtype), bias, activation)
 
 
@@ -117,7 +119,7 @@ def _collect(x: Array, weight: Array, stride: int) -> Array:
     ]
     weight = jnp.pad(weight, ((0, 0), (0, rest), (0, rest), (0, 0)))
     weight = weight.reshape(depth, num, stride, num, stride, out).transpose(1, 3, 0, 2, 4, 5)
-    blocks = jnp.concatenate(reaching, axis=-1) @ weight.reshape(num * num * depth, -1)
+    blocks = times(jnp.concatenate(reaching, axis=-1), weight.reshape(num * num * depth, -1))
     blocks = blocks.reshape(count, height, width, stride, stride, out)
     return join(blocks)[:, :rows, :columns]
 

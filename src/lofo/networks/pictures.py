@@ -24,6 +24,7 @@ from lofo.networks.blocks import (
     Network,
     Shape,
     draw_layer,
+    times,
 )
 from lofo.networks.convolutions import convolve, spread_all
 from lofo.networks.gallery import Gallery, Picked, add_up, atlas, look_up, see_through
@@ -215,7 +216,7 @@ class TransposedCNN:
             x, weight = x.astype(self.dtype), weight.astype(self.dtype)
         # Pictures are flat here: the compiler would turn them round to add up the bias's gradient.
         bias = jnp.broadcast_to(bias, (*bias.shape[:-3], *shape)).reshape(*bias.shape[:-3], -1)
-        drawn = ((x @ weight).astype(jnp.float32) + bias).astype(self.dtype)
+        drawn = (times(x, weight).astype(jnp.float32) + bias).astype(self.dtype)
         drawn = ACTIVATIONS[self.activation](drawn) if rest else drawn
         return drawn.reshape(-1, *shape), rest
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from lofo.networks.blocks import times
 from lofo.types import Array, Tree
 
 Layer: TypeAlias = dict[str, Array]  # "weight", and "bias" where there is one
@@ -49,7 +50,10 @@ def apply_layer(layer: Layer, x: Array) -> Array:
     Products are made in the weight's own dtype.
     """
     weight = layer["weight"]
-    x = x * weight if weight.ndim == 1 else (x.astype(weight.dtype) @ weight).astype(jnp.float32)
+    if weight.ndim == 1:
+        x = x * weight
+    else:
+        x = times(x.astype(weight.dtype), weight).astype(jnp.float32)
     return x + layer["bias"] if "bias" in layer else x
 
 
