@@ -438,3 +438,15 @@ def test_the_console_command_is_the_module() -> None:
     command = [sys.executable, "-m", "lofo.cli", "show", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("lofo: no run is called 'nowhere'")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 130])
+def test_a_mistake_or_an_interrupt_waits_for_nothing(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(cli, "main", lambda: sys.exit(code))
+    monkeypatch.setattr(cli.os, "_exit", left.append)
+    with pytest.raises(SystemExit):
+        cli.entry()
+    assert left == ([code] if code in (2, 130) else [])

@@ -241,14 +241,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def entry() -> None:
-    """`main` as a process: an interrupt ends it at once."""
+    """`main` as a process: an interrupt or a mistake ends it at once."""
     try:
         main()
     except SystemExit as leave:
-        if leave.code == 130:  # a compiled program cannot be interrupted, so do not wait for it
+        if leave.code in (2, 130):  # nobody wants to wait for what still runs or is being compiled
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(130)
+            os._exit(leave.code)
         raise
 
 

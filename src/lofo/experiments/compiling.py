@@ -1,7 +1,7 @@
-"""Compiles the programs of a run side by side, from its first moment on.
+"""Compiles the large programs of a run side by side, from its first moment on.
 
 A run calls one after the other: to learn, to evaluate, to draw maps and films. Compiled when they
-are called, each would be waited for; on a GPU the longest takes as long as all others together.
+are called, each would be waited for; on a GPU the longest takes longer than all others together.
 jax keeps what it compiled by function and shapes, so the calls find it.
 """
 
@@ -18,7 +18,7 @@ from lofo.experiments.timeline import evaluation_tasks
 
 
 class Ahead:
-    """The programs of a run but for its warm-up, which it needs at once."""
+    """What threads compile. They are given traced programs: jax's settings may differ in them."""
 
     def __init__(self, pack: Pack) -> None:
         runs, number = loop.outline(pack), jnp.int32(0)
@@ -30,17 +30,16 @@ class Ahead:
         }
         if is_filmed(pack):
             given[film] = (jax.tree.map(lambda x: x[0], tasks),)
-        with_threads = ThreadPoolExecutor(len(given), thread_name_prefix="compiling")
+        threads = ThreadPoolExecutor(len(given), thread_name_prefix="compiling")
         self._coming = {
-            program: with_threads.submit(_compile, program, pack, runs, *rest)
+            program: threads.submit(program.lower(pack, runs, *rest).compile)
             for program, rest in given.items()
         }
-        with_threads.shutdown(wait=False)
+        threads.shutdown(wait=False)
 
     def wait_for(self, program: Any) -> None:
-        """Until it is compiled. Where that failed, the call itself will say why."""
+        """Until it is compiled, so that times leave that out, and an interrupt is heard meanwhile.
+
+        Where it failed, the call itself will say why.
+        """
         wait([self._coming[program]])
-
-
-def _compile(program: Any, *given: Any) -> None:
-    program.lower(*given).compile()
