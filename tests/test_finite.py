@@ -148,6 +148,7 @@ def test_evaluations_may_be_bad_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         is_bad = (np.arange(4) == 2) & (step >= 100)
         return told | {"return": jnp.where(is_bad, -jnp.inf, told["return"])}
 
+    spoilt.lower = judge.lower  # type: ignore[attr-defined]
     monkeypatch.setattr(loop, "judge", spoilt)
     events: list[Event] = []
     run(walkers(0, 0), tmp_path, watch=events.append)
@@ -210,6 +211,11 @@ def test_a_warning_is_left_standing_on_the_screen(
     lines = capsys.readouterr().err.split("\n")
     assert [line for line in lines if line.endswith(f"lofo: note: {words}")]
     assert is_terminal or lines == [f"lofo: note: {words}", ""]
+
+
+def test_a_complete_folder_says_that_nothing_was_run(finished: Finished) -> None:
+    with pytest.warns(UserWarning, match="is complete: nothing is run; choose another folder"):
+        run(finished.pack, finished.folder)
 
 
 def test_a_log_gets_a_line_now_and_then(

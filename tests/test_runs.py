@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -429,6 +429,17 @@ def test_an_agent_may_have_nothing_to_report(finished: Finished) -> None:
     loop.check(Pack((replace(lead, agent=Silent(**fields)),)))
 
 
+def test_a_metric_that_is_no_number_is_refused() -> None:
+    class Verbose(Walker):
+        def update(self, *given: Any) -> Any:
+            state, metrics = super().update(*given)
+            return state, metrics | {"errors": jnp.zeros((3, 2))}
+
+    words = r"update must report numbers, but errors has shape \[3, 2\]"
+    with pytest.raises(LofoError, match=words):
+        loop.check(Pack((walk(agent=Verbose()),)))
+
+
 def test_evaluation_is_given_nothing_to_learn_with() -> None:
     names = set(inspect.signature(evaluate_episodes).parameters)
     assert names == {"act", "memory", "environment", "tasks", "key", "discount"}
@@ -523,6 +534,14 @@ def test_blocks_tile_the_run(first: int, second: int, every: int, warmup: int) -
     assert all(start >= schedule.warmup for start in learning)
 
 
+@dataclass(frozen=True)
+class Sized:
+    """Somebody's own rule, as far as it is asked for."""
+
+    limit: int
+    needs_embedding: ClassVar[bool] = True
+
+
 def test_a_fraction_shortens_phases_capacities_and_limits(finished: Finished) -> None:
     local, fifo = (shorten(e, 0.5) for e in finished.pack.experiments)
     assert [p.steps for p in local.phases] == [150, 125] == [p.steps for p in fifo.phases]
@@ -532,6 +551,8 @@ def test_a_fraction_shortens_phases_capacities_and_limits(finished: Finished) ->
     assert shorten(local, 0.5).fraction == 0.25
     halves = shorten(local, 0.5), shorten(local, 0.5, keep_limit=True)
     assert [half.buffer.rule.limit for half in halves] == [1, 2]
+    own = replace(local, buffer=replace(local.buffer, rule=Sized(8)))
+    assert shorten(own, 0.5).buffer.rule.limit == 4  # one's own rule may have a limit, too
     odd = shorten(walk(), 0.51)
     assert [p.steps for p in odd.phases] == [52, 30]  # whole cycles of two steps
     for fraction in (0.0, 1.5, -1.0, float("nan")):
@@ -561,6 +582,11 @@ def test_an_impossible_experiment_is_refused(changes: dict[str, Any], words: str
         walk(**changes)
 
 
+def test_a_locality_that_never_learns_is_refused() -> None:
+    with pytest.raises(LofoError, match="the locality of LoFo must learn first"):
+        dataclasses.replace(REGISTRY["mountaincar/dyna_q/lofo"].buffer, locality_steps=0)
+
+
 def test_an_impossible_buffer_is_refused() -> None:
     with pytest.raises(LofoError, match="capacity of FIFO must be at least 1, got 0"):
         Buffer("FIFO", Fifo(), 0)
@@ -573,6 +599,11 @@ def test_an_impossible_buffer_is_refused() -> None:
     reacher = REGISTRY["reacher/dreamer/lofo"]
     with pytest.raises(LofoError, match="those of Reacher are continuous"):
         replace(reacher, buffer=replace(reacher.buffer, same_action=True))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    told = configuration(walk(phases=(Phase(1, np.int64(100), np.float32(0.5), 1.0),)))
+    assert json.loads(json.dumps(told))["phases"][0]["optimum"] == 0.5
 
 
 def test_rows_say_where_they_come_from(finished: Finished) -> None:

@@ -460,9 +460,33 @@ class StaleObservation(MiniGrid):
         return after, timestep._replace(observation=timestep.successor)
 
 
+class CodesOfOne(MiniGrid):
+    """Forgets that there may be many states."""
+
+    def encode(self, physical: Pose) -> jax.Array:
+        return super().encode(physical).reshape(())
+
+
+class OtherPictures(MiniGrid):
+    """Shows more than the spec says."""
+
+    def decode(self, code: jax.Array) -> jax.Array:
+        return jnp.concatenate([super().decode(code)] * 2, axis=-1)
+
+
+class OffTheChart(MiniGrid):
+    """Counts cells from 1."""
+
+    def cell(self, code: jax.Array) -> jax.Array:
+        return super().cell(code) + 1
+
+
 @pytest.mark.parametrize(
     ("world", "rule"),
     [
+        (CodesOfOne(), r"encode takes leading axes \[3\] to int32\[3\]; it fails: "),
+        (OtherPictures(), r"decode takes leading axes \[\] to float32\[.*; it gives float32\["),
+        (OffTheChart(), "cells lie on the chart; at .*row"),
         (LeakyZone(), r"the T1-zone cannot be left; at .*row"),
         (LeakySteps(), r"the T1-zone cannot be left; at .*position"),
         (RewardElsewhere(), "nothing is paid but for reaching T1 or T2; at .*position=-1."),

@@ -24,7 +24,10 @@ class HostLedger:
 
     def __init__(self, rule: Forgetting, capacity: int) -> None:
         if not isinstance(rule, Fifo | Reservoir | Local):
-            raise LofoError(f"rule must be a Fifo, Reservoir or Local, got {rule!r}")
+            raise LofoError(
+                f"rule must be a Fifo, Reservoir or Local, got {rule!r}: others are for Replay, or "
+                "for the Buffer of an experiment"
+            )
         if isinstance(rule, Local):
             if np.ndim(rule.radius) or np.ndim(rule.limit):
                 raise LofoError(f"one buffer has one radius and one limit, got {rule}")

@@ -3,6 +3,7 @@
 Whoever adds a world runs `check_loca` on it; a broken rule is named, with a state that breaks it.
 """
 
+import math
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -40,11 +41,38 @@ def check_loca(
     By default the rollouts are long enough to run into the time limit twice.
     """
     num_steps = 2 * environment.spec.time_limit + 1 if num_steps is None else num_steps
+    _check_shapes(environment)
     key_starts, key_probes, key_rollouts = jax.random.split(key, 3)
     _check_starts(environment, key_starts)
     _check_probes(environment, key_probes)
     _check_rollouts(environment, key_rollouts, num_rollouts, num_steps)
     _check_rewards(environment)
+
+
+def _check_shapes(environment: Environment) -> None:
+    """Codes, observations and cells of one state and of many, as `spec` and chart have them."""
+    spec, chart = environment.spec, environment.chart()
+    forms = {
+        "encode": (environment.encode, spec.code_shape, spec.code_dtype),
+        "decode": (environment.decode, spec.observation_shape, spec.observation_dtype),
+        "cell": (environment.cell, (), np.dtype(np.int32)),
+    }
+    for axes in ((), (3,), (3, 2)):
+        states = jax.tree.map(
+            lambda x, a=axes: jax.ShapeDtypeStruct((*a, *x.shape[1:]), x.dtype), chart.states
+        )
+        codes = jax.ShapeDtypeStruct((*axes, *spec.code_shape), spec.code_dtype)
+        for name, (function, shape, dtype) in forms.items():
+            rule = f"broken rule: {name} takes leading axes {[*axes]} to {dtype}{[*axes, *shape]}"
+            try:
+                found = jax.eval_shape(function, states if name == "encode" else codes)
+            except (TypeError, ValueError, IndexError) as error:
+                raise LocaViolation(f"{rule}; it fails: {error}") from error
+            if (found.shape, found.dtype) != ((*axes, *shape), dtype):
+                raise LocaViolation(f"{rule}; it gives {found.dtype}{[*found.shape]}")
+    cells = environment.cell(environment.encode(chart.states))
+    on_chart = (cells >= 0) & (cells < math.prod(chart.shape))
+    _require({"cells lie on the chart": on_chart}, chart.states)
 
 
 def _check_rewards(environment: Environment) -> None:

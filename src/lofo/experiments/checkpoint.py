@@ -73,7 +73,7 @@ def load(folder: Path, like: Tree, name: str = CHECKPOINT) -> Tree:
 
 def _damaged(path: Path, error: Exception) -> LofoError:
     return LofoError(
-        f"{path} is damaged ({error}): move it away or choose another --out; rows are untouched"
+        f"{path} is damaged ({error}): move it, or choose another folder (--out); rows are kept"
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from lofo.agents import Agent, DynaQ
 from lofo.buffers import (
@@ -20,7 +21,7 @@ from lofo.buffers import (
 )
 from lofo.buffers.forgetting import Forgetting
 from lofo.environments import Environment
-from lofo.locality import Locality
+from lofo.locality import Gradual, Locality
 from lofo.types import Array, LofoError
 
 LABELS = ("figure", "name")  # settings that change no number
@@ -71,6 +72,11 @@ class Buffer:
             raise LofoError(
                 f"locality_steps of {self.name} must fill a batch of {batch_size}, "
                 f"got {self.locality_steps}"
+            )
+        if isinstance(self.locality, Gradual) and not self.locality_steps:
+            raise LofoError(
+                f"the locality of {self.name} must learn first: give locality_steps, random steps "
+                "to fit it to"
             )
         if self.rule.needs_embedding and self.locality is None:
             raise LofoError(
@@ -193,12 +199,12 @@ def shorten(experiment: Experiment, fraction: float, *, keep_limit: bool = False
         capacity = max(1, round(buffer.capacity * fraction))
         name = f"{buffer.name} x {fraction:g}"  # else a "FIFO 3e4" would hold fewer than 3e4
         buffer = dataclasses.replace(buffer, name=name, capacity=capacity)
-    elif isinstance(buffer.rule, Local):
+    elif hasattr(buffer.rule, "limit"):  # Local's, or that of one's own rule
         limit = max(1, round(int(buffer.rule.limit) * (1 if keep_limit else fraction)))
         # a step and perhaps a closing row each: more slots are never needed
         most = max(buffer.window or 1, 2 * sum(p.steps for p in phases))
         num_slots = buffer.num_slots and min(buffer.num_slots, most)
-        rule = dataclasses.replace(buffer.rule, limit=limit)
+        rule = dataclasses.replace(buffer.rule, limit=limit)  # type: ignore[type-var]  # a protocol cannot say that it is a dataclass
         buffer = dataclasses.replace(buffer, rule=rule, num_slots=num_slots)
     schedule, shortest = experiment.schedule, min(p.steps for p in phases)
     often = cycle * max(1, shortest // (2 * experiment.judged * cycle))
@@ -216,6 +222,8 @@ def configuration(value: Any) -> Any:
         return {"is": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [configuration(v) for v in value]
+    if isinstance(value, np.generic):  # a number all the same
+        return value.item()
     return value
 
 

@@ -30,7 +30,8 @@ def check(pack: Pack) -> None:
     try:
         advance.trace(pack, outline(pack), pack.lead.environment.train_task(1), zero, zero, False)
     except (TypeError, ValueError, AttributeError) as error:
-        reason = str(error).partition("\n")[0]
+        first, *more = (line.strip() for line in str(error).splitlines() if line.strip())
+        reason = " ".join([first, *more[:1]]) if first.endswith(":") else first
         raise LofoError(f"these settings do not fit together: {reason}") from error
 
 
@@ -237,6 +238,9 @@ def _zeros(pack: Pack, runs: Runs) -> Metrics:
     """Zeros for all that an update reports."""
     keys = _step_keys(runs.streams, 0)
     shapes = jax.eval_shape(lambda r, k: _update(pack, r, k)[1], runs, keys)
+    if bad := {name: x.shape[1:] for name, x in shapes.items() if x.ndim != 1}:
+        name, shape = bad.popitem()
+        raise LofoError(f"update must report numbers, but {name} has shape {list(shape)}")
     return {name: jnp.zeros(x.shape, jnp.float32) for name, x in shapes.items()}
 
 

@@ -1,5 +1,6 @@
 """What a run knows and remembers: the model against the true world, and the buffer."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -175,24 +176,24 @@ def _remembered(replay: Replay, memory: ReplayState) -> tuple[Array, Array]:
 def _reward_maps(
     environment: Environment, agent: Any, state: Tree, task: Task, key: Key
 ) -> Metrics:
-    """Predicted and true reward of the chart's looks, if the agent predicts any."""
+    """The true reward of the chart's looks, and the predicted one, if the agent predicts any."""
     chart = environment.chart()
     observations = environment.decode(environment.encode(chart.states))
+    rewards = {}
     if hasattr(agent, "predict_reward"):
-        predicted = agent.predict_reward(state, observations, chart.actions, key)
+        rewards["predicted_reward"] = agent.predict_reward(state, observations, chart.actions, key)
     elif hasattr(agent, "predict"):
-        predicted = agent.predict(state, observations, chart.actions).reward
-    else:
-        return {}
+        predict = jax.vmap(partial(agent.predict, state))  # of one observation, as `act` is
+        rewards["predicted_reward"] = predict(observations, chart.actions).reward
     _, at_t1, at_t2 = jax.vmap(environment.advance)(chart.states, chart.actions)
-    reward = environment.pay(task, at_t1, at_t2)
+    rewards["true_reward"] = environment.pay(task, at_t1, at_t2)
 
     def fold(values: Array) -> Array:
         """From [cells × looks] to the map; terminal cells, where nothing happens, are blank."""
         per_cell = values.reshape(chart.shape[0] * chart.shape[1], -1).sum(-1) * chart.weight
         return jnp.where(chart.blank, jnp.nan, per_cell).reshape(chart.shape)
 
-    return {"predicted_reward": fold(predicted), "true_reward": fold(reward)}
+    return {name: fold(values) for name, values in rewards.items()}
 
 
 def _mean(values: Array, mask: Array) -> Array:

@@ -7,6 +7,7 @@ bytes of the row file, and a resume cuts the file back to that length before it 
 import fcntl
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,8 +45,10 @@ class Event(NamedTuple):
     is_warning: bool = False  # to be read even by one who looks later
 
 
-def silent(event: Event) -> None:
-    """Watches nothing."""
+def warn(event: Event) -> None:
+    """Hands warnings on to Python's own, and nothing else."""
+    if event.is_warning:
+        warnings.warn(event.message, stacklevel=2)
 
 
 def run(
@@ -54,7 +57,7 @@ def run(
     *,
     checkpoint_seconds: float = 120.0,
     localities: Path | None = None,
-    watch: Callable[[Event], None] = silent,
+    watch: Callable[[Event], None] = warn,
 ) -> None:
     """Runs, or goes on running, the pack in the folder; `localities` keeps what it fits."""
     loop.check(pack)
@@ -65,7 +68,7 @@ def run(
     except OSError as error:
         raise LofoError(
             f"cannot write to {folder} ({error.strerror or error}): what was written before is "
-            "safe; make room or choose another --out, and start again"
+            "safe; make room or choose another folder (--out), and start again"
         ) from error
 
 
@@ -89,7 +92,8 @@ class _Execution:
             self._check(manifest)
             done = manifest["blocks"]
             if done == len(blocks):
-                self.watch(Event("already finished", blocks[-1].last_step, blocks[-1].last_step))
+                words = "is complete: nothing is run; choose another folder (--out) if code changed"
+                self.watch(Event(f"{self.folder} {words}", is_warning=True))
                 return
             runs, recorder = self._resume(manifest, blocks[done].first_step)
         try:
@@ -101,7 +105,8 @@ class _Execution:
         # Rows of phase 0 alone are those of a beginning cut short: they will be written again.
         if (self.folder / ROWS).exists() and any(row.phase for row in read(self.folder)[1]):
             raise LofoError(
-                f"{self.folder} holds rows but no checkpoint: move them or choose another --out"
+                f"{self.folder} holds rows but no checkpoint: move them, or choose another folder "
+                "(--out)"
             )
         self.ahead = Ahead(self.pack)
         localities, metrics = fitting.fit_localities(
@@ -131,10 +136,12 @@ class _Execution:
         old, new = manifest["configuration"], configuration(self.pack.experiments)
         old_ids, new_ids = (", ".join(e["id"] for e in side) for side in (old, new))
         if old_ids != new_ids:
-            raise LofoError(f"{self.folder} holds {old_ids}, not {new_ids}: choose another --out")
+            raise LofoError(
+                f"{self.folder} holds {old_ids}, not {new_ids}: choose another folder (--out)"
+            )
         if found := difference(old, new):
             raise LofoError(
-                f"{self.folder} holds another run: {found}; choose another --out or "
+                f"{self.folder} holds another run: {found}; choose another folder (--out) or "
                 "give the settings it was started with"
             )
 
@@ -269,7 +276,7 @@ def _lock(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LofoError(
-                f"{folder} is in use by another process: wait for it or choose another --out"
+                f"{folder} is in use by another process: wait, or choose another folder (--out)"
             ) from error
         file.write(str(os.getpid()))
         file.flush()
