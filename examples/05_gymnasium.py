@@ -1,7 +1,7 @@
 """The LoCA worlds in Gymnasium: a random agent with the interface of Stable-Baselines3.
 
 `learn` steps 64 worlds at once; the phase is switched between two calls of it, as with any library
-that owns its training loop. Needs gymnasium: pip install 'lofo-rl[gym]'.
+that owns its training loop. Needs gymnasium: pip install --editable '.[gym]'.
 """
 
 import time

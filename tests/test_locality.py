@@ -19,6 +19,7 @@ from lofo.locality.contrastive import draw_others
 from lofo.locality.diagnostics import QUANTILES
 from lofo.networks import CNN, IDENTITY, MLP, Chain, Pixels, linear
 from lofo.records import read
+from lofo.types import LofoError
 
 RESULTS = Path(__file__).parent.parent / "results"
 ENCODER = Chain((MLP((16,), "tanh", "torch"), linear(2, "torch")))
@@ -212,6 +213,12 @@ def test_handcrafted_distance():
     assert locality.size == 2 and first.dtype == jnp.float32
     pairs = pairs_of(*map(jnp.asarray, points))
     assert locality.fit(params, pairs, jax.random.key(0)) == (params, {})
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5, 1), (5, 3)])
+def test_a_scale_of_another_length_is_refused(shape):
+    with pytest.raises(LofoError, match="a scale of 2 numbers needs observations of as many"):
+        Handcrafted((1.0, 1.0)).embed((), jnp.zeros(shape))
 
 
 def test_diagnose_against_numpy():

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     if error.name != "gymnasium":
         raise
     raise ModuleNotFoundError(
-        "lofo.adapters.gymnasium needs the package gymnasium: pip install 'lofo-rl[gym]'",
+        "lofo.adapters.gymnasium needs the package gymnasium: pip install gymnasium",
         name="gymnasium",
     ) from error
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from lofo.locality.base import Pairs, See, as_it_is
-from lofo.types import Array, Key, Metrics, Tree
+from lofo.types import Array, Key, LofoError, Metrics, Tree
 
 
 @dataclass(frozen=True)
@@ -32,4 +32,9 @@ class Handcrafted:
 
     def embed(self, params: Tree, observation: Array) -> Array:
         del params
+        if jnp.shape(observation)[-1:] != (self.size,):
+            raise LofoError(
+                f"a scale of {self.size} numbers needs observations of as many, not of shape "
+                f"{list(jnp.shape(observation))}"
+            )
         return observation.astype(jnp.float32) * jnp.asarray(self.scale, jnp.float32)
