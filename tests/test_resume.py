@@ -225,7 +225,8 @@ def test_a_finished_run_is_left_alone(finished: Finished, tmp_path: Path) -> Non
     before = {p.name: (p.read_bytes(), stamp(p)) for p in folder.iterdir() if p.name != "lock"}
     events: list[Event] = []
     run(finished.pack, folder, watch=events.append)
-    assert [event.message for event in events] == ["already finished"]
+    (event,) = events
+    assert event.is_warning and f"{folder} is complete: nothing is run" in event.message
     assert before == {
         p.name: (p.read_bytes(), stamp(p)) for p in folder.iterdir() if p.name != "lock"
     }
@@ -247,7 +248,7 @@ def damaged(content: bytes) -> dict[str, bytes]:
 def test_a_damaged_checkpoint_is_named(finished: Finished, folder: Path, kind: str) -> None:
     path = folder / checkpoint.CHECKPOINT
     path.write_bytes(damaged(path.read_bytes())[kind])
-    assert_refused(finished.pack, folder, "checkpoint.npz is damaged", "rows are untouched")
+    assert_refused(finished.pack, folder, "checkpoint.npz is damaged", "rows are kept")
 
 
 def test_a_single_array_is_no_checkpoint(finished: Finished, folder: Path) -> None:
