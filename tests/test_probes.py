@@ -10,7 +10,7 @@ import pytest
 
 from lofo.agents.dyna_q import Prediction
 from lofo.environments import MiniGrid
-from lofo.experiments.probes import probe_model
+from lofo.experiments.probes import _reward_maps, probe_model
 
 ROOM = MiniGrid()
 STATES = ROOM.probe_states()
@@ -99,3 +99,14 @@ def test_lies_are_told_where_they_are():
 def test_the_largest_value_is_that_of_any_action_at_any_state():
     assert "largest_value" not in ask(Storyteller(1))
     assert ask(Valuer(1))["largest_value"] == pytest.approx(7)
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_maps_ask_of_one_observation_at_a_time_and_always_tell_the_truth(phase):
+    task = ROOM.train_task(phase)
+    maps = jax.jit(lambda: _reward_maps(ROOM, Storyteller(phase), TRUTH, task, KEY))()
+    np.testing.assert_array_equal(maps["predicted_reward"], maps["true_reward"])
+    assert len(np.unique(maps["true_reward"])) > 2  # nothing, a goal, and blank
+    (alone,) = _reward_maps(ROOM, object(), TRUTH, task, KEY).items()
+    assert alone[0] == "true_reward"
+    np.testing.assert_array_equal(alone[1], maps["true_reward"])

@@ -633,6 +633,18 @@ class Forgetful(Walker):
         return action, memory + 0.5
 
 
+class Speechless(Walker):
+    """An agent that fails without a word."""
+
+    def update(self, *_: Any) -> Any:
+        raise TypeError
+
+
+def test_a_failure_without_words_is_named() -> None:
+    with pytest.raises(LofoError, match="do not fit together: TypeError"):
+        loop.check(Pack((walk(agent=Speechless()),)))
+
+
 def test_a_memory_that_changes_its_kind_is_one_sentence() -> None:
     with pytest.raises(LofoError, match=r"do not fit together: .*int32\[2\], not float32\[2\]"):
         loop.check(Pack((walk(agent=Forgetful()),)))

@@ -30,7 +30,8 @@ def check(pack: Pack) -> None:
     try:
         advance.trace(pack, outline(pack), pack.lead.environment.train_task(1), zero, zero, False)
     except (TypeError, ValueError, AttributeError) as error:
-        first, *more = (line.strip() for line in str(error).splitlines() if line.strip())
+        words = str(error) or type(error).__name__
+        first, *more = (line.strip() for line in words.splitlines() if line.strip())
         reason = " ".join([first, *more[:1]]) if first.endswith(":") else first
         raise LofoError(f"these settings do not fit together: {reason}") from error
 
