@@ -25,7 +25,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from lofo.agents import Dreamer, PlaNet
 from lofo.experiments import find
@@ -73,13 +72,13 @@ def fit(experiment: Any, num: int) -> Piece:
     count = jnp.arange(NUM_PAIRS, dtype=jnp.int32)
     pairs = Pairs(jnp.asarray(codes), count, count + NUM_PAIRS)
     params = jax.vmap(locality.init)(jax.random.split(jax.random.key(0), num))
-    optimiser = jax.vmap(optax.adam(locality.learning_rate).init)(params)
+    begun = jax.vmap(lambda own: locality.begin(own, pairs, see))(params)
 
     def learn(carry: Tree, key: Array) -> Tree:
         batch = jax.random.randint(key, (locality.batch_size,), 0, NUM_PAIRS)
         return locality._learn(carry, pairs, see, batch, key)[0]
 
-    return lambda carry, key: jax.vmap(learn, (0, None))(carry, key), (params, optimiser)
+    return lambda carry, key: jax.vmap(learn, (0, None))(carry, key), begun
 
 
 def measure(piece: Piece, num_kinds: int) -> tuple[float, float]:

@@ -13,7 +13,15 @@ import pytest
 from lofo.buffers import Local, Replay, TransitionIndex
 from lofo.environments import MountainCar
 from lofo.experiments.paper import MOUNTAINCAR_HANDCRAFTED, MOUNTAINCAR_LOCALITY
-from lofo.locality import Contrastive, Handcrafted, Pairs, diagnose, pairs_of, suggest_radius
+from lofo.locality import (
+    Contrastive,
+    Handcrafted,
+    Pairs,
+    contrastive,
+    diagnose,
+    pairs_of,
+    suggest_radius,
+)
 from lofo.locality.base import as_it_is
 from lofo.locality.contrastive import draw_others
 from lofo.locality.diagnostics import QUANTILES
@@ -45,6 +53,96 @@ def test_loss_by_hand(reading, expected):
     positive = jnp.array([[1.0, 0.0], [1.0, 3.0]])
     negatives = jnp.array([[[0.0, 1.0], [2.0, 0.0]], [[4.0, 1.0], [1.0, 1.0]]])
     assert locality.loss(anchor, positive, negatives) == pytest.approx(expected, rel=1e-6)
+
+
+def walk(num_steps: int) -> Pairs:
+    """A random walk of two numbers, the second hardly moving and far from 0."""
+    steps = np.random.default_rng(2).normal(size=(num_steps + 1, 2)) * np.array([1.0, 0.01])
+    places = jnp.asarray(np.cumsum(steps, 0) + np.array([0.0, 50.0]), jnp.float32)
+    return pairs_of(places[:-1], places[1:])
+
+
+def test_shared_negatives_are_the_loss_of_one_draw_for_all_pairs():
+    pairs, batch, key = walk(40), jnp.array([3, 17, 30]), jax.random.key(5)
+    locality = replace(SMALL, batch_size=3, shared_negatives=True)
+    params = locality.init(jax.random.key(0))
+    (_, _), loss = locality._learn(locality.begin(params, pairs), pairs, as_it_is, batch, key)
+    drawn = jax.random.randint(key, (1, 8), 0, 40)
+    points = locality.embed(params, pairs.table)
+    negatives = jnp.broadcast_to(points[pairs.anchor[drawn]], (3, 8, 2))
+    expected = locality.loss(points[batch], points[batch + 40], negatives) / 3
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_own_and_shared_negatives_fit_alike():
+    pairs = walk(400)
+    found = {}
+    for is_shared in (False, True):
+        locality = replace(SMALL, shared_negatives=is_shared, num_epochs=20, learning_rate=1e-3)
+        params, metrics = locality.fit(locality.init(jax.random.key(0)), pairs, jax.random.key(1))
+        told = diagnose(locality, params, pairs, jax.random.key(2))
+        found[is_shared] = [metrics["loss"], told["mean_pair_distance"], told["mean_step_distance"]]
+    np.testing.assert_allclose(found[False], found[True], rtol=0.25)
+
+
+def test_standardising_measures_the_walk_and_learning_leaves_that_alone():
+    pairs = walk(64)
+    locality = replace(SMALL, standardise=True)
+    params, _ = locality.fit(locality.init(jax.random.key(0)), pairs, jax.random.key(1))
+    seen = np.asarray(pairs.table[:64])
+    np.testing.assert_allclose(params.usual, seen.mean(0), rtol=1e-5)
+    assert float(params.contrast) == pytest.approx(1 / seen.std(0).mean(), rel=1e-3)
+
+
+def test_a_long_walk_is_measured_from_end_to_end(monkeypatch):
+    monkeypatch.setattr(contrastive, "NUM_MEASURED", 10)
+    pairs = walk(64)
+    locality = replace(SMALL, standardise=True)
+    (params, _) = locality.begin(locality.init(jax.random.key(0)), pairs)
+    seen = np.asarray(pairs.table)[[0, 6, 12, 19, 25, 32, 38, 44, 51, 57]]
+    np.testing.assert_allclose(params.usual, seen.mean(0), rtol=1e-5)
+
+
+def test_pixels_are_not_scaled_twice():
+    encoder = Chain((Pixels(), CNN((4,), (3,), (2,)), linear(3)))
+    locality = Contrastive(encoder, (9, 9, 3), size=3, standardise=True)
+    with pytest.raises(ValueError, match=re.escape("needs no Pixels()")):
+        locality.init(jax.random.key(0))
+
+
+def test_standardised_embeddings_do_not_know_units():
+    pairs = walk(64)
+    others = pairs._replace(table=10 * pairs.table + 3)
+    locality = replace(SMALL, standardise=True)
+    params = locality.init(jax.random.key(0))
+    points = [
+        locality.embed(locality.fit(params, p, jax.random.key(1))[0], p.table)
+        for p in (pairs, others)
+    ]
+    np.testing.assert_allclose(*points, atol=5e-3)  # of 0.5: 50 and 503 are rounded differently
+    assert np.ptp(points[0]) > 0.1
+
+
+def test_what_never_changes_can_be_standardised():
+    pairs = pairs_of(jnp.ones((32, 2)), jnp.ones((32, 2)))
+    locality = replace(SMALL, standardise=True)
+    params, metrics = locality.fit(locality.init(jax.random.key(0)), pairs, jax.random.key(1))
+    assert np.isfinite(metrics["loss"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+
+
+def test_pictures_are_standardised_where_they_are_seen():
+    levels = jnp.asarray(np.random.default_rng(0).integers(0, 256, (40, 9, 9, 3)), jnp.uint8)
+    pairs = Pairs(jnp.arange(40), jnp.arange(39), jnp.arange(1, 40))
+    encoder = Chain((CNN((4,), (3,), (2,)), linear(3)))
+    locality = Contrastive(encoder, (9, 9, 3), 3, batch_size=8, num_epochs=1, standardise=True)
+    params, _ = locality.fit(
+        locality.init(jax.random.key(0)), pairs, jax.random.key(1), levels.__getitem__
+    )
+    np.testing.assert_allclose(params.usual, np.asarray(levels[:39]).mean(0), rtol=1e-5)
+    seen = (np.asarray(levels[:2], np.float32) - params.usual) * params.contrast
+    points = locality.embed(params, levels[:2])
+    np.testing.assert_allclose(points, encoder.apply(params.encoder, seen), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_steps", [3, 4, 9])

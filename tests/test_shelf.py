@@ -16,9 +16,10 @@ from lofo import cli, localities
 from lofo.buffers import Local
 from lofo.environments import MountainCar
 from lofo.experiments import Experiment, Pack, find, fitting, loop, run
-from lofo.experiments.survey import Survey, _radii, survey
+from lofo.experiments import survey as surveys
+from lofo.experiments.survey import Survey, _radii, _reach, survey
 from lofo.locality import Contrastive, Handcrafted
-from lofo.networks import CNN, Chain, Pixels, linear
+from lofo.networks import CNN, Chain, linear
 from lofo.types import LofoError
 
 
@@ -58,7 +59,7 @@ def test_what_lies_on_the_shelf_is_taken_and_only_the_rest_is_fitted(tmp_path: P
 def pictures() -> Pack:
     """A run of two seeds in a world of pictures, whose locality is learnt in a moment."""
     experiment = find("reacher/dreamer/lofo")
-    encoder = Chain((Pixels(), CNN((2,), (32,), (32,)), linear(2)))
+    encoder = Chain((CNN((2,), (32,), (32,)), linear(2)))
     few = {"size": 2, "num_negatives": 2, "batch_size": 8, "num_epochs": 3}
     locality = replace(experiment.buffer.locality, encoder=encoder, learning_rate=1e-2, **few)
     buffer = replace(experiment.buffer, locality=locality, locality_steps=20)
@@ -83,7 +84,8 @@ def test_pictures_are_fitted_seed_by_seed_and_kept_as_soon_as_one_is_fitted(
     assert said[::4] == [f"fitting the locality of LoFo, seed {k} ({k + 1} of 2)" for k in (0, 1)]
     for a, b in zip(params, together, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(params[0][0], params[0][1])
+    weights = params[-1]  # behind the usual picture and its contrast
+    assert not np.array_equal(weights[0], weights[1])
 
 
 def test_epoch_by_epoch_a_fit_gives_the_numbers_of_the_whole(pictures: Pack) -> None:
@@ -197,6 +199,53 @@ def test_a_survey_against_numbers_by_hand(surveyed: dict[int, Survey]) -> None:
     remembered = [r["after_walk"] for r in radii]
     assert remembered == sorted(remembered, reverse=True)  # a larger radius remembers less
     assert all(r["after_run"] >= r["after_walk"] for r in radii)
+    reaches = [r.get("reach_q95", 0) for r in radii]
+    assert reaches == sorted(reaches)  # and reaches farther
+
+
+def cells_of(experiment: Experiment, num_looks: int) -> np.ndarray:
+    """The chart's states as (row, column): a perfect embedding, if looks are actions."""
+    num_up, num_across = experiment.environment.chart().shape
+    places = np.stack(np.divmod(np.arange(num_up * num_across), num_across), axis=-1)
+    return np.repeat(places.astype(float), num_looks, axis=0)
+
+
+def test_how_far_neighbours_lie_apart_on_the_chart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "NUM_ASKED", 1_000_000)
+    experiment = find("mountaincar/dyna_q/lofo")
+    chart = experiment.environment.chart()
+    points = cells_of(experiment, 3)
+    alone, sides, corners = _reach(experiment, points, [1.0, 1.1, 1.5])
+    assert alone == {"zone_neighbours": 0}  # neither its own looks nor what lies at the radius
+    assert sides["reach_q50"] == sides["reach_q95"] == 1
+    assert corners["reach_q50"] == 1 and corners["reach_q95"] == pytest.approx(np.sqrt(2))
+    zone = np.asarray(jax.vmap(experiment.environment.in_t1_zone)(chart.states))[::3]
+    zone = zone.reshape(chart.shape)
+    padded = np.pad(zone, 1)
+    beside = padded[2:, 1:-1] | padded[:-2, 1:-1] | padded[1:-1, 2:] | padded[1:-1, :-2]
+    expected = (beside & ~zone).sum() / (~zone).sum()
+    assert 0 < expected < 0.2 and sides["zone_neighbours"] == pytest.approx(expected)
+
+
+def test_far_cells_that_are_embedded_near_are_found() -> None:
+    experiment = find("mountaincar/dyna_q/lofo")
+    points = cells_of(experiment, 3)
+    points[:, 1] %= 10  # columns that are ten apart are one
+    (folded,) = _reach(experiment, points, [0.5])
+    assert folded["reach_q50"] >= 10 and folded["zone_neighbours"] > 0.05
+
+
+@pytest.mark.parametrize("look", [0, 1])
+def test_every_look_is_asked_and_no_blank_cell(look: int) -> None:
+    experiment = find("reacher/dreamer/lofo")
+    blank = np.repeat(np.asarray(experiment.environment.chart().blank), 2)
+    points = cells_of(experiment, 2)
+    points[1::2] += 1000  # elbows are told apart
+    points[blank] = points[~blank][0]
+    assert _reach(experiment, points, [0.5]) == [{"zone_neighbours": 0}]
+    points[look::2] = 0  # but this one's states are all the same
+    (told,) = _reach(experiment, points, [0.5])
+    assert told["reach_q50"] > 10 and told["zone_neighbours"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_steps_that_no_picture_shows_are_no_radius() -> None:
@@ -222,6 +271,7 @@ def test_the_command_prints_and_keeps_what_it_measured(
     printed = capsys.readouterr().out
     assert printed.startswith("mountaincar/dyna_q/lofo: at work\n")
     assert "one action apart" in printed and "after the run, at most" in printed
+    assert "drawn into T1-zone" in printed and "no neighbours" in printed
     assert len(list(tmp_path.glob("*.png"))) == 1
     (file,) = tmp_path.glob("*.json")
     record = json.loads(file.read_text())

@@ -22,7 +22,9 @@ class Fit:
     """Fits the learned locality of runs, keeps it for `lofo run --localities`, and measures it.
 
     Prints distances of states one action apart, of random pairs, of neighbouring cells of the map
-    and of the looks within a cell, and how many states each radius would remember.
+    and of the looks within a cell; and for each radius how many states it would remember, how many
+    cells of the map apart its neighbours lie, and which share of the states outside the T1-zone has
+    one inside, which phase 2 would therefore forget.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -85,7 +87,7 @@ def _recorded(path: Path) -> dict[int, Any]:
 
 
 def _table(found: Survey) -> str:
-    """Distances by their quantiles, then what each radius remembers."""
+    """Distances by their quantiles, then what each radius remembers and how far it reaches."""
     distances = found.distances
     kinds = [kind for kind in ("step", "cell", "look", "pair") if f"{kind}_q50" in distances]
     quantiles = (1, 25, 50, 75, 99)
@@ -94,8 +96,13 @@ def _table(found: Survey) -> str:
     for kind in kinds:
         values = "".join(f"{distances[f'{kind}_q{q}']:10.4f}" for q in quantiles)
         lines.append(f"    {words.get(kind, 'looks within a cell'):23}{values}")
-    lines.append(f"    {'radius':>10}{'after the walk':>20}{'after the run, at most':>24}")
-    lines += [
-        f"    {r['radius']:10.4f}{r['after_walk']:20,}{r['after_run']:24,}" for r in found.radii
-    ]
+    heads = ("after the walk", "after the run, at most", "reach, 50 and 95 %", "drawn into T1-zone")
+    lines.append(f"    {'radius':>10}" + "".join(f"{head:>24}" for head in heads))
+    for r in found.radii:
+        has_any = "reach_q50" in r
+        reach = f"{r['reach_q50']:.1f}, {r['reach_q95']:.1f} cells" if has_any else "no neighbours"
+        lines.append(
+            f"    {r['radius']:10.4f}{r['after_walk']:24,}{r['after_run']:24,}{reach:>24}"
+            f"{r['zone_neighbours']:24.1%}"
+        )
     return "\n".join(lines)

@@ -187,7 +187,8 @@ def _begin(pack: Pack, buffer: Buffer, keys: _Keys) -> tuple[Tree, Pairs]:
     locality = buffer.locality
     assert isinstance(locality, Gradual)
     pairs = collect_pairs(pack, buffer.locality_steps, keys.collect)
-    return locality.begin(locality.init(keys.init)), pairs
+    see = pack.lead.environment.decode
+    return locality.begin(locality.init(keys.init), pairs, see), pairs
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -23,7 +23,6 @@ RANDOMIZED = RandomizedReacher()
 REACHER_LOCALITY = Contrastive(
     Chain(
         (
-            Pixels(),
             CNN((32, 64, 128, 256), (4,) * 4, (2,) * 4),
             MLP((512, 64), "relu", "torch"),
             linear(32, "torch"),
@@ -32,6 +31,8 @@ REACHER_LOCALITY = Contrastive(
     REACHER.spec.observation_shape,
     size=32,
     negative_target=50.0,
+    shared_negatives=True,
+    standardise=True,
 )
 REACHER_RADIUS, REACHER_LIMIT, RANDOMIZED_LIMIT = 0.05, 10, 2
 LOCALITY_STEPS = 100_000
@@ -155,6 +156,8 @@ SMALL_LOCALITY = replace(
     num_epochs=1,
     num_negatives=8,
     negative_target=50.0 * 8 / 128,
+    shared_negatives=False,
+    standardise=False,
 )
 
 

@@ -65,9 +65,13 @@ def _buffer(experiment: Experiment) -> Section:
     if isinstance(locality, Contrastive):
         entries += [
             ("Embedding network", network_words(locality.encoder)),
+            *([("Observations", "standardised")] if locality.standardise else []),
             ("Optimizer", f"Adam, learning rate {locality.learning_rate:g}"),
             ("beta (negative target)", locality.negative_target),
-            ("Number of negative samples", locality.num_negatives),
+            (
+                "Number of negative samples",
+                f"{locality.num_negatives}{', of a batch' if locality.shared_negatives else ''}",
+            ),
             ("Mini-batch size", locality.batch_size),
             ("Random steps for the dataset", f"{buffer.locality_steps:,}"),
             ("Number of training epochs", locality.num_epochs),

@@ -18,6 +18,7 @@ from lofo.types import Array, Key, LofoError, Tree
 
 NUM_POINTS = 20_000  # of a random walk, put through the rule of local forgetting
 STEP_QUANTILES = (5, 25, 50)  # in per cent: radii worth a try
+NUM_ASKED = 4_000  # states of the chart, at most, whose neighbours are looked for
 
 
 class Survey(NamedTuple):
@@ -25,7 +26,8 @@ class Survey(NamedTuple):
 
     Distances are those of states one action apart, of random pairs, of neighbouring cells of the
     chart and of the looks within a cell, by their quantiles. Radii come with the states that are
-    remembered, after a random walk and, carried on as a power of time, after the whole run.
+    remembered, after a random walk and, carried on as a power of time, after the whole run; with
+    how far over the chart neighbours lie apart; and with what phase 2 would wrongly forget.
     """
 
     distances: dict[str, float]
@@ -51,7 +53,10 @@ def survey(
         distances = {name: float(values[k]) for name, values in metrics.items()}
         found, maps = _chart(experiment, np.asarray(charted))
         distances |= found
-        told[seed] = Survey(distances, _radii(experiment, distances, points), maps)
+        radii = _radii(experiment, distances, points)
+        reached = _reach(experiment, np.asarray(charted), [one["radius"] for one in radii])
+        radii = [one | more for one, more in zip(radii, reached, strict=True)]
+        told[seed] = Survey(distances, radii, maps)
     return told
 
 
@@ -131,3 +136,48 @@ def _radii(
         {"radius": s.radius, "after_walk": s.measured, "after_run": s.occupancy, "growth": s.growth}
         for s in told
     ]
+
+
+def _reach(
+    experiment: Experiment, points: np.ndarray, radii: list[float]
+) -> list[dict[str, float]]:
+    """For each radius, how many cells of the chart its neighbours lie apart: how local it is.
+
+    An embedding may bring near what is far: small distances between adjacent cells do not exclude
+    it. `zone_neighbours` is the share of states outside the T1-zone that have one inside. What
+    phase 2 visits forgets its neighbours, so they should be those along the zone's edge alone.
+    """
+    environment = experiment.environment
+    chart = environment.chart()
+    num_cells = chart.shape[0] * chart.shape[1]
+    cells = np.repeat(np.arange(num_cells), len(points) // num_cells)
+    shown = np.flatnonzero(~np.asarray(chart.blank).reshape(-1)[cells])
+    codes = np.asarray(environment.encode(chart.states)).reshape(len(points), -1)
+    _, distinct = np.unique(codes[shown], axis=0, return_index=True)  # looks may be actions
+    shown = shown[distinct]
+    points, places = points[shown], np.stack(np.divmod(cells[shown], chart.shape[1]), axis=-1)
+    in_zone = np.asarray(jax.vmap(environment.in_t1_zone)(chart.states))[shown]
+    asked = np.random.default_rng(0).permutation(len(points))[:NUM_ASKED]
+    # neighbours, for each radius and each square of their distance in cells
+    counts = np.zeros((len(radii), chart.shape[0] ** 2 + chart.shape[1] ** 2), np.int64)
+    num_drawn = np.zeros(len(radii), np.int64)
+    for k in asked:
+        gaps = np.linalg.norm(points - points[k], axis=-1)
+        gaps[k] = np.inf
+        squares = np.sum((places - places[k]) ** 2, axis=-1)
+        for i, radius in enumerate(radii):
+            near = gaps < radius
+            counts[i] += np.bincount(squares[near], minlength=counts.shape[1])
+            num_drawn[i] += not in_zone[k] and (near & in_zone).any()
+    shares = num_drawn / max(1, np.sum(~in_zone[asked]))
+    return [
+        {**_quantiles(counts[i]), "zone_neighbours": float(shares[i])} for i in range(len(radii))
+    ]
+
+
+def _quantiles(counts: np.ndarray) -> dict[str, float]:
+    """Two quantiles of distances, told by how often each square occurs; nothing where none does."""
+    if not counts.sum():
+        return {}
+    part = np.cumsum(counts) / counts.sum()
+    return {f"reach_q{q}": float(np.sqrt(np.argmax(part >= q / 100))) for q in (50, 95)}

@@ -67,8 +67,8 @@ class Gradual(Locality, Protocol):
         """How many make a fit, each with a key of its own, split from that of `fit`."""
         ...
 
-    def begin(self, params: Tree) -> Tree:
-        """A learner that has learnt nothing."""
+    def begin(self, params: Tree, pairs: Pairs, see: See = as_it_is) -> Tree:
+        """A learner that has looked at the pairs, and learnt nothing."""
         ...
 
     def epoch(

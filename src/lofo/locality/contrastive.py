@@ -1,16 +1,26 @@
 """Learned locality: states one action apart are drawn together, random others pushed away."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from lofo.locality.base import Pairs, See, as_it_is
-from lofo.networks import Network, check_shape
+from lofo.networks import Chain, Network, Pixels, check_shape
 from lofo.networks.onchip import is_supported
 from lofo.types import Array, Key, Metrics, Tree
+
+NUM_MEASURED = 1_024  # observations, at most, that tell what is usual
+
+
+class Standardised(NamedTuple):
+    """Parameters of an encoder that sees how far an observation is from the usual one."""
+
+    usual: Array  # the mean observation
+    contrast: Array  # []: one over the mean standard deviation of its numbers
+    encoder: Tree
 
 
 @dataclass(frozen=True)
@@ -18,7 +28,8 @@ class Contrastive:
     """The paper's contrastive embedding; the defaults are its MountainCar table.
 
     Loss of a pair: ‖f(s)−f(s')‖² + (β − Σ ‖f(s)−f(s̄)‖²)², summed over the pairs of a batch.
-    The other readings that public code suggests are the last three fields.
+    The other readings that public code suggests are `reduce_negatives`, `square` and
+    `negative_weight`.
     """
 
     encoder: Network  # from an observation to a vector of `size` numbers
@@ -32,12 +43,22 @@ class Contrastive:
     reduce_negatives: Literal["sum", "mean"] = "sum"  # as printed: the sum
     square: Literal["pair", "batch"] = "pair"  # "batch": the mean over the batch inside the square
     negative_weight: float = 1.0  # 0.1 in one public re-implementation
+    # A batch draws once for all its pairs: with a square for each pair the loss is the same on
+    # average, and far fewer observations are embedded, 192 instead of 4 160 with these sizes.
+    shared_negatives: bool = False
+    # A picture is nearly all background, and an encoder that sees it as it is learns late what
+    # little moves before it. So see what differs from the usual one, by how much it mostly does.
+    standardise: bool = False
 
     def init(self, key: Key) -> Tree:
         params, shape = self.encoder.init(key, self.observation_shape)
         if shape != (self.size,):
             raise ValueError(f"the encoder gives shape {shape}, but size is {self.size}")
-        return params
+        if not self.standardise:
+            return params
+        if isinstance(self.encoder, Chain) and Pixels() in self.encoder.parts:
+            raise ValueError("what is standardised needs no Pixels(): leave it out of the encoder")
+        return Standardised(jnp.zeros(self.observation_shape), jnp.ones(()), params)
 
     def embed(self, params: Tree, observation: Array) -> Array:
         """The encoder's vector, to the last digit of float32."""
@@ -51,14 +72,20 @@ class Contrastive:
         """Trains for `num_epochs` over the pairs, as one compiled program; jit and vmap it."""
         learner, losses = jax.lax.scan(
             lambda learner, key: self.epoch(learner, pairs, key, see),
-            self.begin(params),
+            self.begin(params, pairs, see),
             jax.random.split(key, self.num_epochs),
         )
         return self.end(learner, losses)
 
-    def begin(self, params: Tree) -> tuple[Tree, Tree]:
-        """The parameters, and an optimiser that has seen nothing."""
-        return params, optax.adam(self.learning_rate).init(params)
+    def begin(self, params: Tree, pairs: Pairs, see: See = as_it_is) -> tuple[Tree, Tree]:
+        """The parameters, told what is usual, and an optimiser that has seen nothing."""
+        if self.standardise:
+            count = min(len(pairs.anchor), NUM_MEASURED)
+            steps = jnp.arange(count) * len(pairs.anchor) // max(count, 1)  # from the whole walk
+            seen = see(pairs.table[pairs.anchor[steps]]).astype(jnp.float32)
+            contrast = 1 / jnp.maximum(seen.std(0).mean(), 1e-6)
+            params = Standardised(seen.mean(0), contrast, self._learnt(params))
+        return params, optax.adam(self.learning_rate).init(self._learnt(params))
 
     def epoch(
         self, learner: tuple[Tree, Tree], pairs: Pairs, key: Key, see: See = as_it_is
@@ -97,13 +124,24 @@ class Contrastive:
         self, learner: tuple[Tree, Tree], pairs: Pairs, see: See, batch: Array, key: Key
     ) -> tuple[tuple[Tree, Tree], Array]:
         params, optimiser = learner
-        negatives = draw_others(key, batch, self.num_negatives, len(pairs.anchor))
+        if self.shared_negatives:  # among many steps, the pair's own two are rare
+            negatives = jax.random.randint(key, (1, self.num_negatives), 0, len(pairs.anchor))
+        else:
+            negatives = draw_others(key, batch, self.num_negatives, len(pairs.anchor))
         rows = pairs.anchor[batch], pairs.successor[batch], pairs.anchor[negatives]
         loss, gradient = jax.value_and_grad(
-            lambda p: self.loss(*self._embed_rows(p, pairs.table, see, rows))
-        )(params)
+            lambda p: self.loss(*self._embed_rows(self._with(params, p), pairs.table, see, rows))
+        )(self._learnt(params))
         change, optimiser = optax.adam(self.learning_rate).update(gradient, optimiser)
-        return (optax.apply_updates(params, change), optimiser), loss / self.batch_size
+        learnt = optax.apply_updates(self._learnt(params), change)
+        return (self._with(params, learnt), optimiser), loss / self.batch_size
+
+    def _learnt(self, params: Any) -> Tree:
+        """The part of the parameters that gradients change."""
+        return params.encoder if self.standardise else params
+
+    def _with(self, params: Any, learnt: Tree) -> Tree:
+        return params._replace(encoder=learnt) if self.standardise else learnt
 
     def _embed_rows(
         self, params: Tree, table: Array, see: See, rows: tuple[Array, Array, Array]
@@ -123,9 +161,11 @@ class Contrastive:
         with jax.default_matmul_precision(_every_digit()):
             return self._encode(params, observations)
 
-    def _encode(self, params: Tree, observation: Array) -> Array:
+    def _encode(self, params: Any, observation: Array) -> Array:
         check_shape(observation, self.observation_shape, "locality")
-        return self.encoder.apply(params, observation)
+        if self.standardise:
+            observation = (observation - params.usual) * params.contrast
+        return self.encoder.apply(self._learnt(params), observation)
 
 
 def _every_digit() -> str:
