@@ -13,7 +13,7 @@ import numpy as np
 
 from lofo.experiments import Pack, find
 from lofo.experiments.fitting import collect_pairs
-from lofo.experiments.survey import _reach
+from lofo.experiments.survey import reach
 from lofo.networks import MLP
 from lofo.types import Array
 
@@ -65,7 +65,7 @@ def tell(name: str, num_epochs: int, shared_negatives: bool) -> None:
         f"  one action apart {step:.3f} (median); a radian of shoulder, wrist, direction", end=" "
     )
     print(" ".join(f"{s:.2f}" for s in slopes))
-    for radius, told in zip(RADII, _reach(experiment, points, RADII), strict=True):
+    for radius, told in zip(RADII, reach(experiment, points, RADII), strict=True):
         words = "no neighbours"
         if "reach_q50" in told:
             words = f"reach {told['reach_q50']:.1f}, {told['reach_q95']:.1f} cells"
@@ -77,3 +77,4 @@ if __name__ == "__main__":
     tell("reacher/dreamer/lofo", 1, True)
     tell("reacher/dreamer/lofo", 1, False)
     tell("randomized_reacher/dreamer/lofo", 5, True)
+    tell("randomized_reacher/dreamer/lofo", 25, True)

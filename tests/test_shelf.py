@@ -17,7 +17,7 @@ from lofo.buffers import Local
 from lofo.environments import MountainCar
 from lofo.experiments import Experiment, Pack, find, fitting, loop, run
 from lofo.experiments import survey as surveys
-from lofo.experiments.survey import Survey, _radii, _reach, survey
+from lofo.experiments.survey import Survey, _radii, reach, survey
 from lofo.locality import Contrastive, Handcrafted
 from lofo.networks import CNN, Chain, linear
 from lofo.types import LofoError
@@ -215,7 +215,7 @@ def test_how_far_neighbours_lie_apart_on_the_chart(monkeypatch: pytest.MonkeyPat
     experiment = find("mountaincar/dyna_q/lofo")
     chart = experiment.environment.chart()
     points = cells_of(experiment, 3)
-    alone, sides, corners = _reach(experiment, points, [1.0, 1.1, 1.5])
+    alone, sides, corners = reach(experiment, points, [1.0, 1.1, 1.5])
     assert alone == {"zone_neighbours": 0}  # neither its own looks nor what lies at the radius
     assert sides["reach_q50"] == sides["reach_q95"] == 1
     assert corners["reach_q50"] == 1 and corners["reach_q95"] == pytest.approx(np.sqrt(2))
@@ -231,7 +231,7 @@ def test_far_cells_that_are_embedded_near_are_found() -> None:
     experiment = find("mountaincar/dyna_q/lofo")
     points = cells_of(experiment, 3)
     points[:, 1] %= 10  # columns that are ten apart are one
-    (folded,) = _reach(experiment, points, [0.5])
+    (folded,) = reach(experiment, points, [0.5])
     assert folded["reach_q50"] >= 10 and folded["zone_neighbours"] > 0.05
 
 
@@ -242,9 +242,9 @@ def test_every_look_is_asked_and_no_blank_cell(look: int) -> None:
     points = cells_of(experiment, 2)
     points[1::2] += 1000  # elbows are told apart
     points[blank] = points[~blank][0]
-    assert _reach(experiment, points, [0.5]) == [{"zone_neighbours": 0}]
+    assert reach(experiment, points, [0.5]) == [{"zone_neighbours": 0}]
     points[look::2] = 0  # but this one's states are all the same
-    (told,) = _reach(experiment, points, [0.5])
+    (told,) = reach(experiment, points, [0.5])
     assert told["reach_q50"] > 10 and told["zone_neighbours"] == pytest.approx(0.5, abs=0.01)
 
 

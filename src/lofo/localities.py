@@ -24,7 +24,7 @@ class Fit:
     Prints distances of states one action apart, of random pairs, of neighbouring cells of the map
     and of the looks within a cell; and for each radius how many states it would remember, how many
     cells of the map apart its neighbours lie, and which share of the states outside the T1-zone has
-    one inside, which phase 2 would therefore forget.
+    one inside, which phase 2 may therefore forget.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional]

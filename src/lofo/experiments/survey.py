@@ -27,7 +27,7 @@ class Survey(NamedTuple):
     Distances are those of states one action apart, of random pairs, of neighbouring cells of the
     chart and of the looks within a cell, by their quantiles. Radii come with the states that are
     remembered, after a random walk and, carried on as a power of time, after the whole run; with
-    how far over the chart neighbours lie apart; and with what phase 2 would wrongly forget.
+    how far over the chart neighbours lie apart; and with what phase 2 might wrongly forget.
     """
 
     distances: dict[str, float]
@@ -54,7 +54,7 @@ def survey(
         found, maps = _chart(experiment, np.asarray(charted))
         distances |= found
         radii = _radii(experiment, distances, points)
-        reached = _reach(experiment, np.asarray(charted), [one["radius"] for one in radii])
+        reached = reach(experiment, np.asarray(charted), [one["radius"] for one in radii])
         radii = [one | more for one, more in zip(radii, reached, strict=True)]
         told[seed] = Survey(distances, radii, maps)
     return told
@@ -138,9 +138,7 @@ def _radii(
     ]
 
 
-def _reach(
-    experiment: Experiment, points: np.ndarray, radii: list[float]
-) -> list[dict[str, float]]:
+def reach(experiment: Experiment, points: np.ndarray, radii: list[float]) -> list[dict[str, float]]:
     """For each radius, how many cells of the chart its neighbours lie apart: how local it is.
 
     An embedding may bring near what is far: small distances between adjacent cells do not exclude
