@@ -393,6 +393,9 @@ def test_growth_of_known_worlds():
     few = rng.integers(0, 5, (400, 1)).astype(float)  # five places: five are kept
     told = suggest_radius(few, [], 10**6, radius=0.5)
     assert (told.occupancy, told.measured, told.growth) == (5, 5, 0.0)
+    rested = np.maximum(0.0, np.arange(400.0) - 200)[:, None]  # at one place, then ever elsewhere
+    told = suggest_radius(rested, [], 4000, radius=0.5)
+    assert told.growth > 7 and told.occupancy == told.measured + 3600  # one a step at most
 
 
 @pytest.mark.parametrize(

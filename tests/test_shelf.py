@@ -248,12 +248,13 @@ def test_every_look_is_asked_and_no_blank_cell(look: int) -> None:
     assert told["reach_q50"] > 10 and told["zone_neighbours"] == pytest.approx(0.5, abs=0.01)
 
 
-def test_steps_that_no_picture_shows_are_no_radius() -> None:
+def test_radii_are_shares_of_a_step_unless_no_picture_shows_one() -> None:
     experiment = learned((0,)).lead
+    own = float(experiment.buffer.rule.radius)
     points = jnp.asarray(np.random.default_rng(0).normal(size=(300, 2)), jnp.float32)
-    distances = {"step_q5": 0.0, "step_q25": 0.0, "step_q50": 0.25}
-    radii = [told["radius"] for told in _radii(experiment, distances, points)]
-    assert radii == sorted({0.25, float(experiment.buffer.rule.radius)})
+    for step, shares in ((0.5, (0.125, 0.25, 0.5)), (0.0, ())):
+        radii = [told["radius"] for told in _radii(experiment, {"step_q50": step}, points)]
+        assert radii == sorted({*shares, own})
 
 
 def test_the_command_prints_and_keeps_what_it_measured(

@@ -17,7 +17,7 @@ from lofo.locality.diagnostics import CHUNK, QUANTILES
 from lofo.types import Array, Key, LofoError, Tree
 
 NUM_POINTS = 20_000  # of a random walk, put through the rule of local forgetting
-STEP_QUANTILES = (5, 25, 50)  # in per cent: radii worth a try
+STEP_SHARES = (0.25, 0.5, 1.0)  # of the median distance of one action: radii worth a try
 NUM_ASKED = 4_000  # states of the chart, at most, whose neighbours are looked for
 
 
@@ -126,8 +126,8 @@ def _radii(
     """What the experiment's limit remembers with its own radius and with some others."""
     rule: Any = experiment.buffer.rule
     num_steps = sum(phase.steps for phase in experiment.phases)
-    steps = {distances[f"step_q{q}"] for q in STEP_QUANTILES}
-    radii = {float(rule.radius), *steps} - {0.0}  # a picture may not show a small step
+    shares = {share * distances["step_q50"] for share in STEP_SHARES}
+    radii = {float(rule.radius), *shares} - {0.0}  # a picture may not show a small step
     told = [
         suggest_radius(points, points[:0], num_steps, limit=int(rule.limit), radius=radius)
         for radius in sorted(radii)

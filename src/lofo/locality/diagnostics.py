@@ -65,8 +65,10 @@ def suggest_radius(
     sizes = _occupancies(points, radius, limit)
     half, end = sizes[len(points) // 2 - 1], sizes[-1]
     growth = float(np.log2(end / half))
-    occupancy = end * (num_steps / len(points)) ** growth
-    return Suggestion(radius, round(occupancy), int(end), growth)
+    grown = round(end * (num_steps / len(points)) ** growth)
+    # A walk that rests before it roams seems to grow faster than time: but a step adds one at most.
+    most = int(end) + max(0, num_steps - len(points))
+    return Suggestion(radius, min(grown, most), int(end), growth)
 
 
 def _occupancies(points: np.ndarray, radius: float, limit: int) -> np.ndarray:
