@@ -12,7 +12,8 @@ from lofo.networks.blocks import (
 from lofo.networks.distributions import Discrete, Gaussian, Latent, Statistics
 from lofo.networks.gallery import Gallery, Picked, Pictures, pixels_of, see_through
 from lofo.networks.pictures import CNN, Pixels, TransposedCNN, check_shape, reads_pictures
-from lofo.networks.rssm import RSSM, RSSMState
+from lofo.networks.rssm import RSSM
+from lofo.networks.states import RSSMState
 
 __all__ = [
     "CNN",

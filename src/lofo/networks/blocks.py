@@ -65,8 +65,13 @@ def times(x: Array, weight: Array) -> Array:
 
     GPUs see to that themselves. Newer compilers for CPUs add some bfloat16 products up in bfloat16.
     """
-    if x.dtype == weight.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+    if not x.dtype == weight.dtype == jnp.bfloat16:
+        return x @ weight
+    if jax.default_backend() == "cpu":
         return (x.astype(jnp.float32) @ weight.astype(jnp.float32)).astype(x.dtype)
+    if x.ndim == 1:  # one row: else compilers round its terms and write them down, a kernel more
+        terms = x.astype(jnp.float32)[:, None] * weight.astype(jnp.float32)
+        return jnp.sum(terms, axis=0).astype(x.dtype)
     return x @ weight
 
 

@@ -11,7 +11,6 @@ with the latent: where it is discrete, rows of the weight are looked up and adde
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,31 +20,8 @@ from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_l
 from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.gru import act_on, gate
 from lofo.networks.recurrence import Apply, Layers, Walk, apply_layer, trace_back, unroll
+from lofo.networks.states import Given, Passed, RSSMState
 from lofo.types import Array, Key
-
-
-class RSSMState(NamedTuple):
-    """What the model knows at one moment."""
-
-    deterministic: Array  # [..., deterministic_size]
-    stochastic: Array  # [..., latent.size], the sample, flattened
-
-
-class Passed(NamedTuple):
-    """What one step of observing hands to the next."""
-
-    deterministic: Array  # [..., deterministic_size]
-    latent: Array  # [..., latent.size], the sample; or its code, as the latent wants it
-    gates: Array  # [..., 3 · deterministic_size], what the deterministic part adds to the GRU's
-
-
-class Given(NamedTuple):
-    """What one step of observing takes from outside the recurrence."""
-
-    action: Array  # [..., hidden_size], the previous action's part of the input layer
-    embedding: Array  # [..., hidden_size], the picture's part of the posterior
-    is_first: Array  # [...] bool
-    noise: Array  # [..., as the latent wants it]
 
 
 @dataclass(frozen=True)
@@ -185,11 +161,18 @@ class RSSM:
 
         `action` is the one that led here; it and the state count as 0 where an episode begins.
         """
-        layers, given = self._prepare(params, action, embedding, is_first, key)
-        gates, _ = self._pass_on(apply_layer, layers, state.deterministic)
-        then, raw = self._observe_step(apply_layer, layers, Passed(*state, gates), given)
-        state = RSSMState(then.deterministic, then.latent)
-        return state, self.latent.statistics(raw), self.prior(params, state.deterministic)
+        layers, is_first = self.apart(params), is_first[..., None]
+        read = jnp.where(is_first, 0.0, apply_layer(layers["input"], state.stochastic))
+        driven = read + act_on(layers, jnp.where(is_first, 0.0, action))
+        before = jnp.where(is_first, 0.0, state.deterministic)
+        deterministic = self._advance(apply_layer, layers, before, driven)
+        both = jnp.concatenate([deterministic, embedding], axis=-1)
+        hidden = self._activate(apply_layer(layers["posterior"], both))
+        raw = apply_layer(layers["posterior_out"], hidden)
+        posterior: Statistics = self.latent.statistics(raw)
+        noise = self.latent.noise(key, deterministic.shape[:-1])
+        state = RSSMState(deterministic, self.latent.sample(posterior, noise))
+        return state, posterior, self.prior(params, deterministic)
 
     def observe_window(
         self, params: Layers, actions: Array, embeddings: Array, is_first: Array, key: Key
