@@ -12,7 +12,7 @@ import pytest
 
 from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
-from lofo.networks import Discrete, Gaussian, rssm
+from lofo.networks import Discrete, Gaussian, rssm, watching
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer
 from lofo.networks.distributions import (
@@ -315,6 +315,31 @@ def test_steps_and_a_window_observe_alike(model, monkeypatch):
         assert_close(step, jax.tree.map(lambda x, k=k: x[:, k], window))
         state = step[0]
     assert model.features(state).shape == (3, model.feature_size)
+
+
+def test_kernels_of_our_own_observe_as_the_loop_does(monkeypatch):
+    """In half precision, as on a GPU; two runs side by side, and turns of several steps."""
+    model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=24)
+    rng = np.random.default_rng(4)
+    shape = 2, 6, 17  # more rows than a program takes
+    actions, embeddings = (jnp.float32(rng.normal(size=(*shape, size))) for size in (2, 7))
+    is_first = jnp.asarray(rng.random(shape) < 0.3)
+    params = jax.vmap(lambda key: model.init(key, 2, 7))(jax.random.split(KEY))
+    halved = lambda x: x.astype(jnp.bfloat16) if x.ndim > 2 else x + 0.1  # noqa: E731
+    keys = jax.random.split(jax.random.key(5))
+    given = jax.tree.map(halved, params), actions, embeddings, is_first, keys
+
+    def walk(interpret, *given):
+        layers, given = model._prepare(*given)
+        begun = model._blank((17,))
+        if interpret:
+            return watching.watch(model, layers, begun, given, interpret=True)
+        return model._observe_forth(layers, begun, given)
+
+    monkeypatch.setattr(watching, "in_a_row", lambda num: 3)
+    plain, ours = (jax.jit(jax.vmap(partial(walk, own)))(*given) for own in (False, True))
+    np.testing.assert_array_equal(ours.latent, plain.latent)
+    assert_close(ours, plain)
 
 
 @KINDS

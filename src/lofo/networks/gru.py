@@ -21,6 +21,11 @@ def gate(apply: Apply, layers: Layers, gates: Array, deterministic: Array) -> Ar
     if "norm" in layers:
         gates = apply(layers["norm"], standardise(gates))
     reset, candidate, update = jnp.split(gates, 3, axis=-1)
+    return advance(reset, candidate, update, deterministic)
+
+
+def advance(reset: Array, candidate: Array, update: Array, deterministic: Array) -> Array:
+    """The next state by its gates."""
     candidate = jnp.tanh(jax.nn.sigmoid(reset) * candidate)
     update = jax.nn.sigmoid(update - 1)  # biased towards remembering
     return update * candidate + (1 - update) * deterministic

@@ -33,7 +33,7 @@ class Walk(NamedTuple):
     """
 
     step: Step
-    forth: Callable[[Layers, Tree, Tree], Tree]  # (layers, code, input) to the next state's code
+    forth: Callable[[Layers, Tree, Tree], Tree]  # (layers, code, inputs) to the codes of all states
     decode: Callable[[Tree], Tree]  # a code's state
 
 
@@ -57,6 +57,17 @@ def apply_layer(layer: Layer, x: Array) -> Array:
     return x + layer["bias"] if "bias" in layer else x
 
 
+def in_turn(step: Callable[[Tree, Tree], Tree], code: Tree, inputs: Tree) -> Tree:
+    """The codes behind each step [T, ...], which makes one of the last and of an input."""
+
+    def take(code: Tree, given: Tree) -> tuple[Tree, Tree]:
+        code = step(code, given)
+        return code, code
+
+    steps = in_a_row(len(jax.tree.leaves(inputs)[0]))
+    return jax.lax.scan(take, code, inputs, unroll=steps)[1]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroll(walk: Walk, layers: Layers, code: Tree, inputs: Tree) -> tuple[Tree, Tree]:
     """The states after each step and its outputs, [T, ...] like the inputs.
@@ -67,12 +78,7 @@ def unroll(walk: Walk, layers: Layers, code: Tree, inputs: Tree) -> tuple[Tree, 
 
 
 def _forward(walk: Walk, layers: Layers, code: Tree, inputs: Tree) -> tuple[Any, Any]:
-    def forth(code: Tree, given: Tree) -> tuple[Tree, Tree]:
-        code = walk.forth(layers, code, given)
-        return code, code
-
-    num_steps = len(jax.tree.leaves(inputs)[0])
-    _, codes = jax.lax.scan(forth, code, inputs, unroll=in_a_row(num_steps))
+    codes = walk.forth(layers, code, inputs)
     codes = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y]), code, codes)
     passed = walk.decode(codes)
     before = jax.tree.map(lambda x: x[:-1], passed)

@@ -15,11 +15,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from lofo.networks import watching
 from lofo.networks.ahead import Departure, depart, imagine_rows, lay_out, split_rows
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, once
 from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.gru import act_on, gate
-from lofo.networks.recurrence import Apply, Layers, Walk, apply_layer, trace_back, unroll
+from lofo.networks.recurrence import Apply, Layers, Walk, apply_layer, in_turn, trace_back, unroll
 from lofo.networks.states import Given, Passed, RSSMState
 from lofo.types import Array, Key
 
@@ -180,7 +181,7 @@ class RSSM:
         """`observe` along windows [B, N, ...], from states in which nothing has been seen."""
         actions, embeddings = jnp.swapaxes(actions, 0, 1), jnp.swapaxes(embeddings, 0, 1)
         layers, given = self._prepare(params, actions, embeddings, is_first.T, key)
-        walk = Walk(self._observe_step, self._observe_in_code, self._decode)
+        walk = Walk(self._observe_step, self._observe_forth, self._decode)
         passed, raw = unroll(walk, layers, self._blank(is_first.shape[:1]), given)
         states = RSSMState(passed.deterministic, passed.latent)
         states, raw = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (states, raw))
@@ -219,6 +220,12 @@ class RSSM:
         read = apply(layers["input"], now.latent)
         then, raw, posterior = self._see(apply, layers, now, read, given)
         return then._replace(latent=self.latent.sample(posterior, given.noise)), raw
+
+    def _observe_forth(self, layers: Layers, begun: Passed, given: Given) -> Passed:
+        """All steps where nothing learns."""
+        if watching.suits(self, layers, given):
+            return watching.watch(self, layers, begun, given)
+        return in_turn(partial(self._observe_in_code, layers), begun, given)
 
     def _observe_in_code(self, layers: Layers, now: Passed, given: Given) -> Passed:
         """`_observe_step` where nothing learns: samples are numbers of rows to look up.
