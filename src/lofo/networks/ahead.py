@@ -99,7 +99,7 @@ def imagine_rows(
 
     def advance(deterministic: Array, driven: Array, of_gates: Array) -> Array:
         gates = apply_layer(layers["gates"], activate(driven)) + of_gates
-        return gate(apply_layer, layers, gates, deterministic)
+        return gate(layers, gates, deterministic)
 
     def join(latent: Array, deterministic: Array) -> Array:
         own = latent[..., : _begin_of_state(model, layers)]

@@ -1,13 +1,16 @@
 """The cell that carries the recurrent state: what acts on it, and its gates."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from lofo.networks.blocks import mix
-from lofo.networks.recurrence import Apply, Layers
+from lofo.networks.recurrence import Layer, Layers
 from lofo.types import Array
 
 NORM_EPSILON = 1e-3  # Keras' default
+NUM_GATES = 3  # reset, candidate and update, side by side
 
 
 def act_on(layers: Layers, action: Array) -> Array:
@@ -16,11 +19,11 @@ def act_on(layers: Layers, action: Array) -> Array:
     return mix(layer["weight"].astype(jnp.float32), action, layer["bias"])
 
 
-def gate(apply: Apply, layers: Layers, gates: Array, deterministic: Array) -> Array:
+def gate(layers: Layers, gates: Array, deterministic: Array) -> Array:
     """The next state, by what the gates are given; layers may have a "norm"."""
     if "norm" in layers:
-        gates = apply(layers["norm"], standardise(gates))
-    reset, candidate, update = jnp.split(gates, 3, axis=-1)
+        return _gate_normed(gates, layers["norm"], deterministic)
+    reset, candidate, update = jnp.split(gates, NUM_GATES, axis=-1)
     return advance(reset, candidate, update, deterministic)
 
 
@@ -31,8 +34,53 @@ def advance(reset: Array, candidate: Array, update: Array, deterministic: Array)
     return update * candidate + (1 - update) * deterministic
 
 
-def standardise(x: Array) -> Array:
-    """To mean 0 and variance 1 over the last axis."""
+@jax.custom_vjp
+def _gate_normed(gates: Array, norm: Layer, deterministic: Array) -> Array:
+    """`advance` behind a norm.
+
+    On the way back, the slopes of all gates are that of the state times what is known ahead of it.
+    So are the two means that a norm takes off them: these are added up over a state, and need not
+    wait until the slopes of its gates are written down.
+    """
+    return _forth(gates, norm, deterministic)[0]
+
+
+def _forth(gates: Array, norm: Layer, deterministic: Array) -> tuple[Array, Any]:
+    normed, scale = _standardise(_apart(gates))
+    given = normed * _apart(norm["weight"]) + _apart(norm["bias"])
+    each = [given[..., k, :] for k in range(NUM_GATES)]
+    found, pull_back = jax.vjp(advance, *each, deterministic)
+    *by_given, share = pull_back(jnp.ones_like(found))  # a state's numbers do not mix
+    by_norm = jnp.stack(by_given, axis=-2)
+    by_gates = by_norm * _apart(norm["weight"]) * scale
+    means = [jnp.sum(x, axis=-2) / gates.shape[-1] for x in (by_gates, by_gates * normed)]
+    return found, (by_gates, by_norm, means, normed, share)
+
+
+def _back(kept: Any, slope: Array) -> tuple[Array, Layer, Array]:
+    by_gates, by_norm, means, normed, share = kept
+    mean, along = (jnp.sum(slope * by, axis=-1)[..., None, None] for by in means)
+    wide = slope[..., None, :]
+    of_gates = wide * by_gates - mean - normed * along
+    axes = tuple(range(slope.ndim - 1))
+    of_norm = {
+        name: jnp.sum(wide * by, axis=axes).reshape(-1)
+        for name, by in (("weight", by_norm * normed), ("bias", by_norm))
+    }
+    return of_gates.reshape(*slope.shape[:-1], -1), of_norm, slope * share
+
+
+_gate_normed.defvjp(_forth, _back)
+
+
+def _apart(x: Array) -> Array:
+    """[..., gates, size]"""
+    return x.reshape(*x.shape[:-1], NUM_GATES, -1)
+
+
+def _standardise(x: Array) -> tuple[Array, Array]:
+    """To mean 0 and variance 1 over the last two axes, and the factor to the latter."""
     # both moments in one pass over x: one kernel less in every step
-    mean, square = jnp.mean(x, axis=-1, keepdims=True), jnp.mean(x**2, axis=-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(jnp.maximum(square - mean**2, 0.0) + NORM_EPSILON)
+    mean, square = (jnp.mean(y, axis=(-2, -1), keepdims=True) for y in (x, x**2))
+    scale = jax.lax.rsqrt(jnp.maximum(square - mean**2, 0.0) + NORM_EPSILON)
+    return (x - mean) * scale, scale

@@ -246,7 +246,7 @@ class RSSM:
         before = jnp.where(is_first, 0.0, once(now.deterministic))
         gates = apply(layers["gates"], self._activate(driven))
         gates = gates + jnp.where(is_first, 0.0, now.gates)
-        deterministic = gate(apply, layers, gates, before)
+        deterministic = gate(layers, gates, before)
         gates, of_posterior = self._pass_on(apply, layers, deterministic)
         raw = apply(layers["posterior_out"], self._activate(of_posterior + given.embedding))
         then = now._replace(deterministic=deterministic, gates=gates)
@@ -280,7 +280,7 @@ class RSSM:
     def _advance(self, apply: Apply, layers: Layers, deterministic: Array, driven: Array) -> Array:
         """The GRU; `driven` is the input layer's outcome."""
         joined = jnp.concatenate([self._activate(driven), deterministic], axis=-1)
-        return gate(apply, layers, apply(layers["gates"], joined), deterministic)
+        return gate(layers, apply(layers["gates"], joined), deterministic)
 
     def _activate(self, x: Array) -> Array:
         return ACTIVATIONS[self.activation](x)

@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton as plt
 from lofo.networks import onchip
 from lofo.networks.blocks import ACTIVATIONS, times
 from lofo.networks.distributions import Discrete
-from lofo.networks.gru import NORM_EPSILON, advance
+from lofo.networks.gru import NORM_EPSILON, NUM_GATES, advance
 from lofo.networks.recurrence import Layer, Layers, in_a_row
 from lofo.networks.slides import padded
 from lofo.networks.sliding_kernels import dot
@@ -97,7 +97,7 @@ def watch(
     start = jnp.zeros((), jnp.int32), first  # the turn is carried, or it would be cut out, too
     _, found = jax.lax.scan(walk, start, length=num_steps // steps)
     deterministic, code, passed = (x.reshape(num_steps, *x.shape[2:]) for x in found)
-    gates = passed[..., : 3 * model.deterministic_size].astype(jnp.float32)
+    gates = passed[..., : NUM_GATES * model.deterministic_size].astype(jnp.float32)
     return begun._replace(deterministic=deterministic, latent=code, gates=gates)
 
 
