@@ -12,7 +12,7 @@ import pytest
 
 from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
-from lofo.networks import Discrete, Gaussian, rssm, watching
+from lofo.networks import Discrete, Gaussian, recurrence, rssm, watching
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer
 from lofo.networks.distributions import (
@@ -376,7 +376,10 @@ def test_parts_of_numbers_lose_no_digit():
 
 
 @KINDS
-def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(model, monkeypatch):
+@pytest.mark.parametrize("depth", [recurrence.DEPTH, 3], ids=["whole", "in parts"])
+def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(model, depth, monkeypatch):
+    monkeypatch.setattr(recurrence, "DEPTH", depth)
+    monkeypatch.setattr(recurrence, "ALIGNED", 1)
     model = model.rssm
     rng = np.random.default_rng(2)
     params = drawn(model.init, 2, 7)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from lofo.networks.blocks import times
+from lofo.networks.blocks import ALIGNED, times
 from lofo.types import Array, Tree
 
 Layer: TypeAlias = dict[str, Array]  # "weight", and "bias" where there is one
@@ -23,6 +23,8 @@ Apply: TypeAlias = Callable[[Layer, Array], Array]
 Step: TypeAlias = Callable[[Apply, Layers, Tree, Tree], tuple[Tree, Tree]]
 
 MOST_IN_A_ROW = 10
+DEPTH = 256  # numbers that a product of few rows adds up at a time, at most
+FEW_ROWS = 64
 
 
 class Walk(NamedTuple):
@@ -152,9 +154,7 @@ def _way_back(step: Step, layers: Layers, before: Tree, inputs: Tree, outcomes: 
     known = iter(outcomes)
 
     def apply(layer: Layer, x: Array) -> Array:
-        product = partial(apply_layer, {"weight": layer["weight"]})
-        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return _recall(lambda slope: jax.linear_transpose(product, like)(slope), x, next(known))
+        return _recall(partial(_pull_back, layer["weight"]), x, next(known))
 
     return jax.vjp(partial(step, apply, layers), before, inputs)[1]
 
@@ -162,8 +162,25 @@ def _way_back(step: Step, layers: Layers, before: Tree, inputs: Tree, outcomes: 
 unroll.defvjp(_forward, _backward)
 
 
+def _pull_back(weight: Array, slope: Array) -> Array:
+    """The slope of what a layer was applied to."""
+    num_rows, size = slope.size // slope.shape[-1], slope.shape[-1]
+    depth = max((n for n in range(1, DEPTH + 1) if size % n == 0), default=1)
+    if size <= DEPTH or depth % ALIGNED or num_rows > FEW_ROWS:
+        like = jax.ShapeDtypeStruct((*slope.shape[:-1], len(weight)), slope.dtype)
+        product = partial(apply_layer, {"weight": weight})
+        (found,) = jax.linear_transpose(product, like)(slope)
+        return found
+    # A deep product of few rows fills a GPU in parts only. Compilers make parts of it, too, but
+    # fill them up with 0s first, and what adds theirs up is not joined to all that follows.
+    wide = slope.astype(weight.dtype).reshape(*slope.shape[:-1], -1, depth)
+    parts = weight.reshape(len(weight), -1, depth)
+    each = jnp.einsum("...pd,ipd->p...i", wide, parts, preferred_element_type=jnp.float32)
+    return sum(each[1:], each[0])
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _recall(pull_back: Callable[[Array], tuple[Array]], x: Array, outcome: Array) -> Array:
+def _recall(pull_back: Callable[[Array], Array], x: Array, outcome: Array) -> Array:
     """A layer's outcome, known already; slopes pass to x."""
     del pull_back, x
     return outcome
@@ -171,5 +188,5 @@ def _recall(pull_back: Callable[[Array], tuple[Array]], x: Array, outcome: Array
 
 _recall.defvjp(
     lambda pull_back, x, outcome: (outcome, None),
-    lambda pull_back, kept, slope: (*pull_back(slope), None),
+    lambda pull_back, kept, slope: (pull_back(slope), None),
 )
