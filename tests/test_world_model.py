@@ -12,7 +12,7 @@ import pytest
 
 from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
-from lofo.networks import Discrete, Gaussian, recurrence, rssm, watching
+from lofo.networks import Discrete, Gaussian, recurrence, rssm, watching, watching_back
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer
 from lofo.networks.distributions import (
@@ -319,7 +319,7 @@ def test_steps_and_a_window_observe_alike(model, monkeypatch):
 
 def test_kernels_of_our_own_observe_as_the_loop_does(monkeypatch):
     """In half precision, as on a GPU; two runs side by side, and turns of several steps."""
-    model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=24)
+    model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=20)
     rng = np.random.default_rng(4)
     shape = 2, 6, 17  # more rows than a program takes
     actions, embeddings = (jnp.float32(rng.normal(size=(*shape, size))) for size in (2, 7))
@@ -408,6 +408,34 @@ def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(model, depth, mo
     monkeypatch.setattr(rssm, "unroll", plain)
     assert_close(gathered, slopes(), atol=1e-3)
     assert all(x.any() for x in jax.tree.leaves(gathered))
+
+
+def test_kernels_of_our_own_find_the_gradients_of_the_loop(monkeypatch):
+    """In full precision, where digits show what is wrong; two runs side by side."""
+    model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=20)
+    rng = np.random.default_rng(6)
+    shape = 2, 17, 6  # more rows than a program takes
+    actions, embeddings = (jnp.float32(rng.normal(size=(*shape, size))) for size in (2, 7))
+    is_first = jnp.asarray(rng.random(shape) < 0.3)
+    params = jax.vmap(lambda key: model.init(key, 2, 7))(jax.random.split(KEY))
+    params = jax.tree.map(lambda x: x + 0.1 if x.ndim == 2 else x, params)
+
+    def loss(params, actions, embeddings, is_first):
+        states, *statistics = model.observe_window(params, actions, embeddings, is_first, KEY)
+        weights = jnp.cos(jnp.arange(model.feature_size))
+        return jnp.sum(jnp.sin(model.features(states)) * weights) + model.kl(*statistics).sum()
+
+    def slopes():
+        learn = jax.vmap(jax.grad(loss, (0, 1, 2)))
+        return jax.jit(learn)(params, actions, embeddings, is_first)
+
+    plain = slopes()
+    monkeypatch.setattr(watching, "suits", lambda *given: True)
+    for module, name in ((watching, "watch"), (watching_back, "watch_back")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), interpret=True))
+        monkeypatch.setattr(module, "in_a_row", lambda num: 3)
+    monkeypatch.setattr(watching_back, "DEPTH", 16)
+    assert_close(slopes(), plain, atol=1e-4)
 
 
 def test_what_came_before_an_episode_leaves_no_trace_in_it():

@@ -1,6 +1,6 @@
 """The cell that carries the recurrent state: what acts on it, and its gates."""
 
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +42,21 @@ def _gate_normed(gates: Array, norm: Layer, deterministic: Array) -> Array:
     So are the two means that a norm takes off them: these are added up over a state, and need not
     wait until the slopes of its gates are written down.
     """
-    return _forth(gates, norm, deterministic)[0]
+    return keep(gates, norm, deterministic)[0]
 
 
-def _forth(gates: Array, norm: Layer, deterministic: Array) -> tuple[Array, Any]:
+class Kept(NamedTuple):
+    """What the slope of a state [..., size] is multiplied with, on its way to the gates."""
+
+    by_gates: Array  # [..., gates, size]
+    by_norm: Array  # [..., gates, size], behind the norm
+    means: list[Array]  # [..., size] twice: over gates, plain and times `normed`
+    normed: Array  # [..., gates, size]
+    share: Array  # [..., size], of the state before
+
+
+def keep(gates: Array, norm: Layer, deterministic: Array) -> tuple[Array, Kept]:
+    """The next state, and what its way back wants to know."""
     normed, scale = _standardise(_apart(gates))
     given = normed * _apart(norm["weight"]) + _apart(norm["bias"])
     each = [given[..., k, :] for k in range(NUM_GATES)]
@@ -54,10 +65,10 @@ def _forth(gates: Array, norm: Layer, deterministic: Array) -> tuple[Array, Any]
     by_norm = jnp.stack(by_given, axis=-2)
     by_gates = by_norm * _apart(norm["weight"]) * scale
     means = [jnp.sum(x, axis=-2) / gates.shape[-1] for x in (by_gates, by_gates * normed)]
-    return found, (by_gates, by_norm, means, normed, share)
+    return found, Kept(by_gates, by_norm, means, normed, share)
 
 
-def _back(kept: Any, slope: Array) -> tuple[Array, Layer, Array]:
+def _back(kept: Kept, slope: Array) -> tuple[Array, Layer, Array]:
     by_gates, by_norm, means, normed, share = kept
     mean, along = (jnp.sum(slope * by, axis=-1)[..., None, None] for by in means)
     wide = slope[..., None, :]
@@ -70,7 +81,7 @@ def _back(kept: Any, slope: Array) -> tuple[Array, Layer, Array]:
     return of_gates.reshape(*slope.shape[:-1], -1), of_norm, slope * share
 
 
-_gate_normed.defvjp(_forth, _back)
+_gate_normed.defvjp(keep, _back)
 
 
 def _apart(x: Array) -> Array:

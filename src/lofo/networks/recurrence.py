@@ -37,6 +37,8 @@ class Walk(NamedTuple):
     step: Step
     forth: Callable[[Layers, Tree, Tree], Tree]  # (layers, code, inputs) to the codes of all states
     decode: Callable[[Tree], Tree]  # a code's state
+    # (layers, states before, inputs, outcomes of layers, slopes) to those of all states, or None
+    back: Callable[[Layers, Tree, Tree, list[Array], Any], Tree | None] = lambda *given: None
 
 
 def in_a_row(num_steps: int, most: int = MOST_IN_A_ROW) -> int:
@@ -101,8 +103,10 @@ def _backward(walk: Walk, kept: Any, slopes: Any) -> tuple[Layers, None, Tree]:
         return way_back((slope, output))[0], slope
 
     _, pull_back, outcomes = jax.vjp(whole, layers, inputs, has_aux=True)
-    ways_back = jax.vmap(partial(_way_back, step, layers))(before, inputs, outcomes)
-    _, all_slopes = _run_back(back, slopes[0], (ways_back, slopes))
+    all_slopes = walk.back(layers, before, inputs, outcomes, slopes)
+    if all_slopes is None:
+        ways_back = jax.vmap(partial(_way_back, step, layers))(before, inputs, outcomes)
+        _, all_slopes = _run_back(back, slopes[0], (ways_back, slopes))
     of_layers, of_inputs = pull_back((all_slopes, slopes[1]))
     return of_layers, None, of_inputs
 

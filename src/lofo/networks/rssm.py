@@ -11,11 +11,12 @@ with the latent: where it is discrete, rows of the weight are looked up and adde
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lofo.networks import watching
+from lofo.networks import watching, watching_back
 from lofo.networks.ahead import Departure, depart, imagine_rows, lay_out, split_rows
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, once
 from lofo.networks.distributions import Discrete, Latent, Statistics
@@ -181,7 +182,7 @@ class RSSM:
         """`observe` along windows [B, N, ...], from states in which nothing has been seen."""
         actions, embeddings = jnp.swapaxes(actions, 0, 1), jnp.swapaxes(embeddings, 0, 1)
         layers, given = self._prepare(params, actions, embeddings, is_first.T, key)
-        walk = Walk(self._observe_step, self._observe_forth, self._decode)
+        walk = Walk(self._observe_step, self._observe_forth, self._decode, self._observe_back)
         passed, raw = unroll(walk, layers, self._blank(is_first.shape[:1]), given)
         states = RSSMState(passed.deterministic, passed.latent)
         states, raw = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (states, raw))
@@ -226,6 +227,15 @@ class RSSM:
         if watching.suits(self, layers, given):
             return watching.watch(self, layers, begun, given)
         return in_turn(partial(self._observe_in_code, layers), begun, given)
+
+    def _observe_back(
+        self, layers: Layers, before: Passed, given: Given, outcomes: list[Array], slopes: Any
+    ) -> Passed | None:
+        """The slopes of all states, where kernels of our own find them."""
+        if not watching.suits(self, layers, given):
+            return None
+        known = watching_back.know(self, layers, before, given, outcomes)
+        return watching_back.watch_back(layers, given, known, *slopes)
 
     def _observe_in_code(self, layers: Layers, now: Passed, given: Given) -> Passed:
         """`_observe_step` where nothing learns: samples are numbers of rows to look up.

@@ -44,6 +44,7 @@ def suits(model: "RSSM", layers: Layers, given: "Given") -> bool:
         and latent.num_classes == padded(latent.num_classes)
         and FEWEST_CLASSES <= latent.num_classes <= MOST_CLASSES
         and "norm" in layers
+        and model.hidden_size == model.deterministic_size  # parts of one product
         and layers["gates"]["weight"].dtype == jnp.bfloat16
         and given.is_first.ndim == 2
         and given.is_first.shape[1] <= MOST_ROWS
