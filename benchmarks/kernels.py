@@ -31,7 +31,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lofo.agents import Dreamer, PlaNet
-from lofo.experiments import Pack, find, loop
+from lofo.experiments import Experiment, Pack, find, loop
 from lofo.experiments.fitting import outline_localities
 from lofo.types import Batch, Step
 
@@ -74,9 +74,9 @@ def plan(agent: PlaNet, num: int) -> Program:
     return jax.vmap(agent.plan), (_born(agent, num), seen, keys)
 
 
-def cycle(name: str, num: int) -> Program:
+def cycle(experiment: Experiment, num: int) -> Program:
     """What a run repeats: as many steps as come to an update, and the update."""
-    pack = Pack((replace(find(name), seeds=tuple(range(num))),))
+    pack = Pack((replace(experiment, seeds=tuple(range(num))),))
     task = pack.lead.environment.train_task(1)
     runs = jax.eval_shape(partial(unwrap(loop.init), pack), outline_localities(pack))
     advance = unwrap(loop.advance)
@@ -156,14 +156,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--kinds", type=int, default=20)
     parser.add_argument("--hlo", type=Path, help="where the program's text goes")
+    parser.add_argument("--own-kernels", action="store_true", help="DreamerV2 observes by ours")
     arguments = parser.parse_args()
     planet: PlaNet = find("reacher/planet/lofo").agent
+    reacher = find("reacher/dreamer/lofo")
+    if arguments.own_kernels:
+        rssm = replace(reacher.agent.model.rssm, own_kernels=True)
+        model = replace(reacher.agent.model, rssm=rssm)
+        reacher = replace(reacher, agent=replace(reacher.agent, model=model))
     pieces = {
-        "dreamer": partial(update, find("reacher/dreamer/lofo").agent),
+        "dreamer": partial(update, reacher.agent),
         "planet": partial(update, planet),
         "plan": partial(plan, planet),
-        "minigrid": partial(cycle, "minigrid/dyna_q/lofo"),
-        "reacher": partial(cycle, "reacher/dreamer/lofo"),
+        "minigrid": partial(cycle, find("minigrid/dyna_q/lofo")),
+        "reacher": partial(cycle, reacher),
     }
     pretend()
     text = compile_for_gpu(pieces[arguments.piece](arguments.runs))

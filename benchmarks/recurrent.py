@@ -141,6 +141,11 @@ def print_kinds(folder: Path, num: int) -> None:
         print(f"  {spent:8.3f} ms {count:8.1f} x {1e3 * spent / count:7.1f} us  {kind}")
 
 
+def own_kernels(agent: Dreamer) -> Dreamer:
+    rssm = dataclasses.replace(agent.model.rssm, own_kernels=True)
+    return dataclasses.replace(agent, model=dataclasses.replace(agent.model, rssm=rssm))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 3])
@@ -148,6 +153,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--small", action="store_true", help="the small agents, for a CPU")
     parser.add_argument("--profile", type=int, default=0, metavar="N")
+    parser.add_argument("--own-kernels", action="store_true", help="DreamerV2 observes by ours")
     arguments = parser.parse_args()
     experiment = find("reacher/dreamer/lofo")
     dreamer, planet = Dreamer(), PlaNet()
@@ -158,6 +164,8 @@ def main() -> None:
         dataclasses.replace(a, model=dataclasses.replace(a.model, compute_dtype=arguments.dtype))
         for a in (dreamer, planet)
     )
+    if arguments.own_kernels:
+        dreamer = own_kernels(dreamer)
     pieces: dict[str, Callable[[int], Piece]] = {
         "dreamer": partial(update, dreamer),
         "planet": partial(update, planet),

@@ -40,7 +40,8 @@ def suits(model: "RSSM", layers: Layers, given: "Given") -> bool:
     """Whether these kernels are for such a model, on this device."""
     latent = model.latent
     return (
-        isinstance(latent, Discrete)
+        model.own_kernels
+        and isinstance(latent, Discrete)
         and latent.num_classes == padded(latent.num_classes)
         and FEWEST_CLASSES <= latent.num_classes <= MOST_CLASSES
         and "norm" in layers
