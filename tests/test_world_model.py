@@ -14,7 +14,7 @@ from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
 from lofo.networks import Discrete, Gaussian, recurrence, rssm, watching, watching_back
 from lofo.networks.ahead import NUM_PARTS, parts
-from lofo.networks.blocks import draw_layer
+from lofo.networks.blocks import draw_layer, times
 from lofo.networks.distributions import (
     FEW,
     MOST_CLASSES,
@@ -25,6 +25,7 @@ from lofo.networks.distributions import (
     straight_through,
     truncated_normal,
 )
+from lofo.networks.gru import gate
 from lofo.types import LofoError, Step
 from models import TINY, TINY_PLANET, drawn, jit
 
@@ -317,6 +318,56 @@ def test_steps_and_a_window_observe_alike(model, monkeypatch):
     assert model.features(state).shape == (3, model.feature_size)
 
 
+def plain_gate(norm, gates, before):
+    mean = gates.mean(-1, keepdims=True)
+    scale = jnp.sqrt(((gates - mean) ** 2).mean(-1, keepdims=True) + 1e-3)
+    gates = (gates - mean) / scale * norm["weight"] + norm["bias"]
+    reset, candidate, update = jnp.split(gates, 3, axis=-1)
+    update = jax.nn.sigmoid(update - 1)
+    return update * jnp.tanh(jax.nn.sigmoid(reset) * candidate) + (1 - update) * before
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_the_slopes_of_a_gate_behind_a_norm_are_those_of_its_formula(shape):
+    rng = np.random.default_rng(7)
+    draw = lambda *sizes: jnp.float32(rng.normal(size=sizes))  # noqa: E731
+    given = {"weight": draw(15), "bias": draw(15)}, draw(*shape, 15), draw(*shape, 5)
+    slope = draw(*shape, 5)
+    (ours, back), (plain, plain_back) = (
+        jax.vjp(f, *given) for f in (lambda norm, *x: gate({"norm": norm}, *x), plain_gate)
+    )
+    assert_close((ours, back(slope)), (plain, plain_back(slope)), atol=1e-6)
+
+
+def test_one_row_is_multiplied_on_a_gpu_as_rows_are(monkeypatch):
+    rng = np.random.default_rng(8)
+    row, weight = (jnp.bfloat16(rng.normal(size=size)) for size in (300, (300, 7)))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    alone = times(row, weight)
+    assert alone.dtype == jnp.bfloat16 and alone.shape == (7,)
+    truth = np.float64(row) @ np.float64(weight)
+    np.testing.assert_allclose(np.float64(alone), truth, rtol=2**-8, atol=1e-3)  # rounded once
+    several = jax.vmap(times, (0, None))(row[None].repeat(3, 0), weight)
+    np.testing.assert_array_equal(several, alone[None].repeat(3, 0))
+
+
+def test_kernels_of_our_own_are_chosen_by_a_switch_where_they_fit(monkeypatch):
+    like = rssm.RSSM(own_kernels=True)
+
+    def suits(model, num_rows=16, dtype=jnp.bfloat16):
+        given = rssm.Given(None, None, jax.ShapeDtypeStruct((50, num_rows), bool), None)
+        layers = {"gates": {"weight": jax.ShapeDtypeStruct((400, 600), dtype)}}
+        return watching.suits(model, layers | ({"norm": {}} if model.layer_norm else {}), given)
+
+    assert not suits(like)  # there is no GPU here
+    monkeypatch.setattr(watching.onchip, "is_supported", lambda: True)
+    assert suits(like) and not suits(rssm.RSSM())
+    assert not suits(like, 257) and not suits(like, dtype=jnp.float32)
+    others = {"latent": Gaussian(30)}, {"latent": Discrete(32, 24)}, {"latent": Discrete(32, 8)}
+    for fields in (*others, {"layer_norm": False}, {"hidden_size": 100}):
+        assert not suits(replace(like, **fields))
+
+
 def test_kernels_of_our_own_observe_as_the_loop_does(monkeypatch):
     """In half precision, as on a GPU; two runs side by side, and turns of several steps."""
     model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=20)
@@ -410,15 +461,16 @@ def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(model, depth, mo
     assert all(x.any() for x in jax.tree.leaves(gathered))
 
 
-def test_kernels_of_our_own_find_the_gradients_of_the_loop(monkeypatch):
-    """In full precision, where digits show what is wrong; two runs side by side."""
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_kernels_of_our_own_find_the_gradients_of_the_loop(dtype, digits, monkeypatch):
+    """In full precision, where digits show what is wrong, and in half; two runs side by side."""
     model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=20)
     rng = np.random.default_rng(6)
     shape = 2, 17, 6  # more rows than a program takes
     actions, embeddings = (jnp.float32(rng.normal(size=(*shape, size))) for size in (2, 7))
     is_first = jnp.asarray(rng.random(shape) < 0.3)
     params = jax.vmap(lambda key: model.init(key, 2, 7))(jax.random.split(KEY))
-    params = jax.tree.map(lambda x: x + 0.1 if x.ndim == 2 else x, params)
+    params = jax.tree.map(lambda x: x + 0.1 if x.ndim == 2 else x.astype(dtype), params)
 
     def loss(params, actions, embeddings, is_first):
         states, *statistics = model.observe_window(params, actions, embeddings, is_first, KEY)
@@ -435,7 +487,9 @@ def test_kernels_of_our_own_find_the_gradients_of_the_loop(monkeypatch):
         monkeypatch.setattr(module, name, partial(getattr(module, name), interpret=True))
         monkeypatch.setattr(module, "in_a_row", lambda num: 3)
     monkeypatch.setattr(watching_back, "DEPTH", 16)
-    assert_close(slopes(), plain, atol=1e-4)
+    for ours, theirs in zip(*map(jax.tree.leaves, (slopes(), plain)), strict=True):
+        most = np.abs(np.float32(theirs)).max()
+        np.testing.assert_allclose(np.float32(ours), np.float32(theirs), atol=digits * most)
 
 
 def test_what_came_before_an_episode_leaves_no_trace_in_it():

@@ -34,7 +34,8 @@ REACHER_LOCALITY = Contrastive(
     shared_negatives=True,
     standardise=True,
 )
-# The paper's radius is 0.05. In this embedding it reaches across the floor; this one stays local.
+# The paper's radius is 0.05. In this embedding up to a quarter of all states outside the T1-zone
+# would then have a neighbour inside, and might be forgotten in phase 2; so less than 1 % have.
 REACHER_RADIUS, REACHER_LIMIT, RANDOMIZED_LIMIT = 0.015, 10, 2
 LOCALITY_STEPS = 100_000
 # Room for LoFo's state-buffers; a faithful run shows overflow 0. Many looks may need more.

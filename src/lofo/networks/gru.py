@@ -40,7 +40,7 @@ def _gate_normed(gates: Array, norm: Layer, deterministic: Array) -> Array:
 
     On the way back, the slopes of all gates are that of the state times what is known ahead of it.
     So are the two means that a norm takes off them: these are added up over a state, and need not
-    wait until the slopes of its gates are written down.
+    wait until the slopes of its gates are written down. (Slopes pass back only, not forth.)
     """
     return keep(gates, norm, deterministic)[0]
 

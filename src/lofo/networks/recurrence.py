@@ -49,15 +49,9 @@ def in_a_row(num_steps: int, most: int = MOST_IN_A_ROW) -> int:
 
 
 def apply_layer(layer: Layer, x: Array) -> Array:
-    """A layer's outcome in float32; a weight that is a vector scales.
-
-    Products are made in the weight's own dtype.
-    """
+    """A layer's outcome in float32; products are made in the weight's own dtype."""
     weight = layer["weight"]
-    if weight.ndim == 1:
-        x = x * weight
-    else:
-        x = times(x.astype(weight.dtype), weight).astype(jnp.float32)
+    x = times(x.astype(weight.dtype), weight).astype(jnp.float32)
     return x + layer["bias"] if "bias" in layer else x
 
 
@@ -169,7 +163,7 @@ unroll.defvjp(_forward, _backward)
 def _pull_back(weight: Array, slope: Array) -> Array:
     """The slope of what a layer was applied to."""
     num_rows, size = slope.size // slope.shape[-1], slope.shape[-1]
-    depth = max((n for n in range(1, DEPTH + 1) if size % n == 0), default=1)
+    depth = max(n for n in range(1, DEPTH + 1) if size % n == 0)
     if size <= DEPTH or depth % ALIGNED or num_rows > FEW_ROWS:
         like = jax.ShapeDtypeStruct((*slope.shape[:-1], len(weight)), slope.dtype)
         product = partial(apply_layer, {"weight": weight})

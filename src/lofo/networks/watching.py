@@ -56,7 +56,10 @@ def suits(model: "RSSM", layers: Layers, given: "Given") -> bool:
 def watch(
     model: "RSSM", layers: Layers, begun: "Passed", given: "Given", interpret: bool = False
 ) -> "Passed":
-    """What `RSSM._observe_in_code` makes of all steps [T, B, ...] in turn, up to rounding."""
+    """What `RSSM._observe_in_code` makes of all steps [T, B, ...] in turn, up to rounding.
+
+    They begin with blank states, which add nothing to the gates.
+    """
     num_steps, num_rows = given.is_first.shape
     steps = in_a_row(num_steps)
     dtype = layers["gates"]["weight"].dtype
@@ -142,14 +145,14 @@ def _gate_kernel(
     load = partial(plt.load, mask=inside, other=0.0)
     begins = is_first[when(turn) * num_rows + row] > 0
     parts = []
-    for k in range(3):
-        own = load(gates.at[row * 3 * size + k * size + at]).astype(jnp.float32)
+    for k in range(NUM_GATES):
+        own = load(gates.at[(row * NUM_GATES + k) * size + at]).astype(jnp.float32)
         own += load(bias.at[k * size + at])
         from_state = load(passed.at[row * width + k * size + at]).astype(jnp.float32)
         parts.append(own + jnp.where(begins, 0.0, from_state))
     first, second, third = parts
-    mean = jnp.sum(first + second + third) / (3 * size)
-    square = jnp.sum(first * first + second * second + third * third) / (3 * size)
+    mean = jnp.sum(first + second + third) / (NUM_GATES * size)
+    square = jnp.sum(first * first + second * second + third * third) / (NUM_GATES * size)
     factor = jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0.0) + NORM_EPSILON)
     reset, candidate, update = (
         (x - mean) * factor * load(scale.at[k * size + at]) + load(shift.at[k * size + at])

@@ -33,7 +33,7 @@ NUM_WARPS = 4
 class Known(NamedTuple):
     """What the slopes of all steps [T, B, ...] are multiplied with."""
 
-    by_driven: Array  # [T, B, hidden_size], 0 where an episode begins
+    by_driven: Array  # [T, B, hidden_size]
     gate: Kept  # [T, B, ...]
     by_hidden: Array  # [T, B, hidden_size], of the posterior
     shares: Array  # [T, B, variables, classes]
@@ -45,18 +45,14 @@ def know(
     """By the outcomes of the layers of `RSSM._observe_step`, in its order."""
     read, gates, passed, raw = outcomes
     is_first = given.is_first[..., None]
-    _, by_driven = _activate(model, jnp.where(is_first, 0.0, read) + given.action)
+    _, by_driven = _activate(model, read + given.action)  # where an episode begins, times 0 later
     gates = gates + jnp.where(is_first, 0.0, before.gates)
     state = jnp.where(is_first, 0.0, before.deterministic)
     logits: Statistics = model.latent.statistics(raw)
     of_posterior = passed[..., NUM_GATES * model.deterministic_size :]
     _, by_hidden = _activate(model, of_posterior + given.embedding)
-    return Known(
-        jnp.where(is_first, 0.0, by_driven),
-        keep(gates, layers["norm"], state)[1],
-        by_hidden,
-        jax.nn.softmax(logits),
-    )
+    known = keep(gates, layers["norm"], state)[1]
+    return Known(by_driven, known, by_hidden, jax.nn.softmax(logits))
 
 
 def _activate(model: "RSSM", x: Array) -> tuple[Array, Array]:
