@@ -26,7 +26,7 @@ from lofo.reports.adaptation import stale_share
 from lofo.reports.curves import plot_curves, plot_diagnostics
 from lofo.reports.landmarks import find_landmarks
 from lofo.reports.maps import plot_maps, read_map
-from lofo.reports.names import compact, share_of_paper
+from lofo.reports.names import compact, different, share_of_paper
 from lofo.reports.runs import Curve, Run, choose, load
 from lofo.reports.styles import Style, by_world, styles
 from lofo.reports.summary import bootstrap_interval, interquartile_mean
@@ -408,6 +408,12 @@ def test_a_field_that_came_later_and_is_off_makes_no_difference(
     assert summarise([folder, later(False)])[0].num_seeds == 5
     with pytest.raises(LofoError, match="differ in buffer"):
         summarise([folder, later(True)])
+
+
+def test_how_something_is_computed_makes_no_difference() -> None:
+    agents = [{"model": {"rssm": {"size": 2} | more}} for more in ({}, {"own_kernels": True})]
+    assert different(*agents) == set()
+    assert different(agents[0], {"model": {"rssm": {"size": 3}}}) == {"model"}
 
 
 def test_folders_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:

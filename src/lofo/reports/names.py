@@ -13,6 +13,7 @@ import numpy as np
 
 UNKNOWN = "-"  # stands in tables where there is no number
 LARGEST_PART = 1000  # a length of 1/n of the paper's is written so up to this n
+FORMS = frozenset({"own_kernels"})  # settings of how something is computed, not of what
 
 
 def compact(count: float) -> str:
@@ -98,7 +99,7 @@ def different(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     """Where two settings differ; a field that one lacks and the other has off is no difference."""
     in_both = one.keys() & other.keys()
     in_one = {n for n in one.keys() ^ other.keys() if one.get(n) or other.get(n)}
-    return in_one | {n for n in in_both if _is_different(one[n], other[n])}
+    return (in_one | {n for n in in_both if _is_different(one[n], other[n])}) - FORMS
 
 
 def _is_different(one: Any, other: Any) -> bool:
