@@ -368,17 +368,21 @@ def test_kernels_of_our_own_are_chosen_by_a_switch_where_they_fit(monkeypatch):
         assert not suits(replace(like, **fields))
 
 
+def two_small_runs(seed, dtype, *shape):
+    """A model that our kernels suit, and for two runs its parameters and what it observes."""
+    model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=20)
+    rng = np.random.default_rng(seed)
+    actions, embeddings = (jnp.float32(rng.normal(size=(2, *shape, size))) for size in (2, 7))
+    is_first = jnp.asarray(rng.random((2, *shape)) < 0.3)
+    params = jax.vmap(lambda key: model.init(key, 2, 7))(jax.random.split(KEY))
+    params = jax.tree.map(lambda x: x + 0.1 if x.ndim == 2 else x.astype(dtype), params)
+    return model, (params, actions, embeddings, is_first)
+
+
 def test_kernels_of_our_own_observe_as_the_loop_does(monkeypatch):
     """In half precision, as on a GPU; two runs side by side, and turns of several steps."""
-    model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=20)
-    rng = np.random.default_rng(4)
-    shape = 2, 6, 17  # more rows than a program takes
-    actions, embeddings = (jnp.float32(rng.normal(size=(*shape, size))) for size in (2, 7))
-    is_first = jnp.asarray(rng.random(shape) < 0.3)
-    params = jax.vmap(lambda key: model.init(key, 2, 7))(jax.random.split(KEY))
-    halved = lambda x: x.astype(jnp.bfloat16) if x.ndim > 2 else x + 0.1  # noqa: E731
-    keys = jax.random.split(jax.random.key(5))
-    given = jax.tree.map(halved, params), actions, embeddings, is_first, keys
+    model, given = two_small_runs(4, "bfloat16", 6, 17)  # more rows than a program takes
+    given = *given, jax.random.split(jax.random.key(5))
 
     def walk(interpret, *given):
         layers, given = model._prepare(*given)
@@ -464,13 +468,7 @@ def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(model, depth, mo
 @pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
 def test_kernels_of_our_own_find_the_gradients_of_the_loop(dtype, digits, monkeypatch):
     """In full precision, where digits show what is wrong, and in half; two runs side by side."""
-    model = rssm.RSSM(Discrete(3, 16), deterministic_size=20, hidden_size=20)
-    rng = np.random.default_rng(6)
-    shape = 2, 17, 6  # more rows than a program takes
-    actions, embeddings = (jnp.float32(rng.normal(size=(*shape, size))) for size in (2, 7))
-    is_first = jnp.asarray(rng.random(shape) < 0.3)
-    params = jax.vmap(lambda key: model.init(key, 2, 7))(jax.random.split(KEY))
-    params = jax.tree.map(lambda x: x + 0.1 if x.ndim == 2 else x.astype(dtype), params)
+    model, given = two_small_runs(6, dtype, 17, 6)  # more rows than a program takes
 
     def loss(params, actions, embeddings, is_first):
         states, *statistics = model.observe_window(params, actions, embeddings, is_first, KEY)
@@ -479,7 +477,7 @@ def test_kernels_of_our_own_find_the_gradients_of_the_loop(dtype, digits, monkey
 
     def slopes():
         learn = jax.vmap(jax.grad(loss, (0, 1, 2)))
-        return jax.jit(learn)(params, actions, embeddings, is_first)
+        return jax.jit(learn)(*given)
 
     plain = slopes()
     monkeypatch.setattr(watching, "suits", lambda *given: True)

@@ -69,9 +69,7 @@ def times(x: Array, weight: Array) -> Array:
         return x @ weight
     if jax.default_backend() == "cpu":
         return (x.astype(jnp.float32) @ weight.astype(jnp.float32)).astype(x.dtype)
-    if (
-        x.ndim == 1
-    ):  # one row: as a product, its rounded terms would be written down by a kernel more
+    if x.ndim == 1:  # one row: as a product, a kernel more would write its rounded terms down
         terms = x.astype(jnp.float32)[:, None] * weight.astype(jnp.float32)
         return jnp.sum(terms, axis=0).astype(x.dtype)
     return x @ weight
