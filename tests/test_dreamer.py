@@ -298,3 +298,5 @@ def test_a_probe_world_is_solved_in_dreams(begun, rows):
     place, action = jnp.float32([1.0, 3.0, 5.0, 6.0]), jnp.float32([1.0, -1.0, 0.0, -1.0])
     foreseen = jit(SMALL.predict_reward)(state, draw(place), action[:, None], KEY)
     np.testing.assert_allclose(foreseen, move(place, action)[1], atol=0.25)
+    values = jit(SMALL.predict_value)(state, draw(place), KEY)
+    assert values[0] < values[1] < jnp.min(values[2:])  # the goal is nearer each time

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lofo.agents.dyna_q import Prediction
-from lofo.environments import MiniGrid
+from lofo.environments import MiniGrid, Reacher
+from lofo.experiments.evaluation import evaluate
 from lofo.experiments.probes import _reward_maps, probe_model
 
 ROOM = MiniGrid()
@@ -110,3 +111,63 @@ def test_maps_ask_of_one_observation_at_a_time_and_always_tell_the_truth(phase):
     (alone,) = _reward_maps(ROOM, object(), TRUTH, task, KEY).items()
     assert alone[0] == "true_reward"
     np.testing.assert_array_equal(alone[1], maps["true_reward"])
+
+
+def test_what_a_cells_looks_differ_in_is_kept_apart():
+    """A model that knows one elbow only: the mean hides it, its looks do not."""
+    world = Reacher(observation="state")
+    chart = world.chart()
+
+    class OneElbow:
+        def predict_reward(self, state, observations, actions, key):
+            _, at_t1, at_t2 = jax.vmap(world.advance)(chart.states, actions)
+            true = world.pay(world.train_task(2), at_t1, at_t2)
+            return jnp.where(chart.states.angles[:, 1] > 0, true, 0.0)
+
+        def predict_value(self, state, observations, key):
+            return jnp.arange(len(observations))
+
+    maps = jax.jit(lambda: _reward_maps(world, OneElbow(), None, world.train_task(2), KEY))()
+    known = ~np.isnan(maps["true_reward"])
+    first, second = np.moveaxis(np.asarray(maps["reward_by_look"]), -1, 0)
+    np.testing.assert_allclose(first[known], maps["true_reward"][known])
+    assert not second[known].any() and np.isnan(first[~known]).all()
+    np.testing.assert_allclose((first + second) / 2, maps["predicted_reward"])
+    np.testing.assert_allclose(maps["predicted_reward"][known], maps["true_reward"][known] / 2)
+    values = maps["value_by_look"][known]
+    assert values.shape[-1] == 2 and np.all(values[:, 1] - values[:, 0] == 1)
+
+
+def test_an_evaluation_tells_where_episodes_ended():
+    """Who only walks ahead reaches a goal or stands before a wall: counted by hand from each start.
+
+    Episodes end at different times; what the others do afterwards does not count.
+    """
+    task = ROOM.evaluation_task(2)
+    forward = jnp.int32(2)
+    fates = jax.jit(
+        lambda: evaluate(
+            lambda memory, observation, key: (forward, memory),
+            (),
+            ROOM,
+            ROOM.starts(task),
+            KEY,
+            discount=0.9,
+        )
+    )()
+    starts = jax.tree.map(np.asarray, STATES)
+    expected = np.zeros(4)
+    for which in range(len(starts.row)):
+        state, paid = jax.tree.map(lambda x, which=which: x[which], starts), 0.0
+        for time in range(ROOM.spec.time_limit):
+            if time > 8:  # the room is 8 cells wide: nothing changes any more
+                break
+            state, at_t1, at_t2 = jax.tree.map(np.asarray, ROOM.advance(state, forward))
+            if at_t1 or at_t2:
+                paid = 0.9**time * float(ROOM.pay(task, at_t1, at_t2))
+                break
+        held = bool(ROOM.in_t1_zone(state)) and not (at_t1 or at_t2)
+        expected += [paid, at_t1, at_t2, held]
+    found = [float(jnp.sum(x)) for x in fates]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert (expected > 0).all() and not (fates.at_t1 & fates.held).any()

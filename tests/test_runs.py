@@ -458,9 +458,10 @@ def test_evaluation_returns_what_the_policy_earns() -> None:
         return jnp.int32(2), memory + 1
 
     key = jax.random.PRNGKey(0)
-    returns = evaluate_episodes(act, jnp.int32(0), world, starts, key, discount=0.5)
+    fates = evaluate_episodes(act, jnp.int32(0), world, starts, key, discount=0.5)
     jax.effects_barrier()
-    np.testing.assert_allclose(returns, [2.0, 1.0, 0.0])
+    np.testing.assert_allclose(fates.returns, [2.0, 1.0, 0.0])
+    np.testing.assert_array_equal(fates.at_t2, [True, True, False])
     assert task.reward_t2 == 2.0 and max(lengths) == 4  # the last of five steps
 
 

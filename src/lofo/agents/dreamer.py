@@ -175,6 +175,11 @@ class Dreamer:
         then = self.model.imagine(state.model, now, actions, key_imagine)
         return self.model.reward(state.model, self.model.features(then))
 
+    def predict_value(self, state: DreamerState, observations: Array, key: Key) -> Array:
+        """What the critic expects [M] after resting before pictures [M, ...]."""
+        now = self.model.rest(state.model, observations, self.num_rest_steps, key)
+        return self._value(state.value, self.model.features(now))
+
     def _behave(
         self, state: DreamerState, starts: RSSMState, key: Key
     ) -> tuple[DreamerState, Metrics]:

@@ -174,12 +174,15 @@ def judge(pack: Pack, runs: Runs, tasks: Task, step: Array) -> Metrics:
     environment, agent = pack.lead.environment, pack.lead.agent
     keys = pack.tile(_fold(runs.streams.evaluation, step))
 
-    def score(state: Tree, key: Key) -> Array:
+    def score(state: Tree, key: Key) -> Metrics:
         act = partial(agent.act, state, explore=False)
         discount = environment.spec.discount
-        return evaluate(act, agent.begin(), environment, tasks, key, discount=discount).mean()
+        fates = evaluate(act, agent.begin(), environment, tasks, key, discount=discount)
+        mean = jax.tree.map(jnp.mean, fates)
+        shares = {"ended_t1": mean.at_t1, "ended_t2": mean.at_t2, "ended_held": mean.held}
+        return {"return": mean.returns} | shares
 
-    metrics = {"return": jax.vmap(score)(runs.agents, keys)}
+    metrics = jax.vmap(score)(runs.agents, keys)
     task = jax.tree.map(lambda x: x[0], tasks)
     probe = jax.vmap(lambda state, key: probe_model(environment, agent, state, task, key))
     metrics |= probe(runs.agents, _fold(keys, NEVER))  # no key that an episode has used

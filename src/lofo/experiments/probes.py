@@ -176,15 +176,23 @@ def _remembered(replay: Replay, memory: ReplayState) -> tuple[Array, Array]:
 def _reward_maps(
     environment: Environment, agent: Any, state: Tree, task: Task, key: Key
 ) -> Metrics:
-    """The true reward of the chart's looks, and the predicted one, if the agent predicts any."""
+    """The true reward of the chart's looks, and the predicted one, if the agent predicts any.
+
+    What a cell's looks differ in (which elbow) is kept apart too: a mean over them would hide it.
+    """
     chart = environment.chart()
+    num_looks = len(chart.actions) // len(chart.blank)
     observations = environment.decode(environment.encode(chart.states))
-    rewards = {}
+    rewards, apart = {}, {}
     if hasattr(agent, "predict_reward"):
         rewards["predicted_reward"] = agent.predict_reward(state, observations, chart.actions, key)
+        weight = chart.weight * num_looks  # so that their mean is the map
+        apart["reward_by_look"] = rewards["predicted_reward"] * weight
     elif hasattr(agent, "predict"):
         predict = jax.vmap(partial(agent.predict, state))  # of one observation, as `act` is
         rewards["predicted_reward"] = predict(observations, chart.actions).reward
+    if hasattr(agent, "predict_value"):
+        apart["value_by_look"] = agent.predict_value(state, observations, key)
     _, at_t1, at_t2 = jax.vmap(environment.advance)(chart.states, chart.actions)
     rewards["true_reward"] = environment.pay(task, at_t1, at_t2)
 
@@ -193,7 +201,13 @@ def _reward_maps(
         per_cell = values.reshape(chart.shape[0] * chart.shape[1], -1).sum(-1) * chart.weight
         return jnp.where(chart.blank, jnp.nan, per_cell).reshape(chart.shape)
 
-    return {name: fold(values) for name, values in rewards.items()}
+    def keep(values: Array) -> Array:
+        """From [cells × looks] to one map for each look [..., looks]."""
+        per_look = jnp.where(chart.blank[:, None], jnp.nan, values.reshape(-1, num_looks))
+        return per_look.reshape(*chart.shape, num_looks)
+
+    told = {name: fold(values) for name, values in rewards.items()}
+    return told | {name: keep(values) for name, values in apart.items()}
 
 
 def _mean(values: Array, mask: Array) -> Array:
