@@ -156,12 +156,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--kinds", type=int, default=20)
     parser.add_argument("--hlo", type=Path, help="where the program's text goes")
-    parser.add_argument("--own-kernels", action="store_true", help="DreamerV2 observes by ours")
+    parser.add_argument("--plain", action="store_true", help="no kernels of ours for observing")
     arguments = parser.parse_args()
     planet: PlaNet = find("reacher/planet/lofo").agent
     reacher = find("reacher/dreamer/lofo")
-    if arguments.own_kernels:
-        rssm = replace(reacher.agent.model.rssm, own_kernels=True)
+    if arguments.plain:
+        rssm = replace(reacher.agent.model.rssm, own_kernels=False)
         model = replace(reacher.agent.model, rssm=rssm)
         reacher = replace(reacher, agent=replace(reacher.agent, model=model))
     pieces = {

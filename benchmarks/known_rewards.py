@@ -5,7 +5,7 @@
 
 No agent learns here: episodes of random actions, then of a scripted pilot on its way to T1 with the
 action noise of the agents, from the starts of phase 1 and then of phase 2. The locality is the
-paper's loss over the angles (what a picture shows) in place of the pictures, at the paper's radius.
+paper's loss over the angles (what a picture shows) in place of the pictures, at the paper's radius of 0.05.
 Printed for each limit: the starts held; of the steps that T2 paid, how many are still known; and of
 the steps that T1 paid, in windows as an agent draws them, the share whose reward is known, by how
 many steps the recurrent state has seen before.
@@ -121,7 +121,7 @@ def describe(index: SequenceIndex, embeddings, num_steps: int, paid_t1, paid_t2)
     )
 
 
-def main(world: str, limits: list[int], episodes: list[int], seed: int) -> None:
+def main(world: str, limits: list[int], episodes: list[int], radius: float, seed: int) -> None:
     experiment = find(f"{world}/dreamer/lofo")
     buffer, environment = experiment.buffer, replace(experiment.environment, observation="state")
     keys = jax.random.split(jax.random.key(seed), 4)
@@ -136,13 +136,13 @@ def main(world: str, limits: list[int], episodes: list[int], seed: int) -> None:
     num_steps = codes.shape[1]
     embeddings = embed(codes.reshape(-1, codes.shape[-1]))
     print(
-        f"{world}, radius {buffer.rule.radius}: {episodes[0]} random episodes, {episodes[1]} to T1 in "
+        f"{world}, radius {radius}: {episodes[0]} random episodes, {episodes[1]} to T1 in "
         f"phase 1, {episodes[2]} in phase 2; T2 paid {(at_t2 > 0).sum(1)[: episodes[0]].mean():.1f} steps "
         f"of a random episode, {(at_t2 > 0).sum(1)[episodes[0] :].mean():.1f} of the others"
     )
     for limit in limits or sorted({max(1, buffer.rule.limit // 5), buffer.rule.limit}):
         index = SequenceIndex(
-            Local(buffer.rule.radius, limit),
+            Local(radius, limit),
             12_000,
             buffer.window,
             2 * len(embeddings),
@@ -159,5 +159,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--episodes", type=int, nargs=3, default=(20, 40, 30), help="random, phase 1, phase 2"
     )
+    parser.add_argument("--radius", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     main(**vars(parser.parse_args()))

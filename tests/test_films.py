@@ -273,6 +273,6 @@ def test_one_finished_phase_is_one_column(folder: Path, tmp_path: Path) -> None:
 
 def test_a_record_without_films_is_told_so(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / ROWS, tmp_path)
-    with pytest.raises(LofoError, match="only agents with a world model are filmed"):
+    with pytest.raises(LofoError, match="where the agent has a world model"):
         make_films([tmp_path], tmp_path)
     assert "image/gif" not in write_report([tmp_path], tmp_path).read_text()

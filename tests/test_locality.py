@@ -111,6 +111,20 @@ def test_pixels_are_not_scaled_twice():
         locality.init(jax.random.key(0))
 
 
+def test_bytes_are_scaled_or_refused():
+    """Where nobody scales them, a network would see numbers up to 255."""
+    parts = CNN((4,), (3,), (2,)), linear(3, "torch")
+    plain = Contrastive(Chain(parts), (9, 9, 3), size=3)
+    picture = jnp.full((9, 9, 3), 200, jnp.uint8)
+    params = plain.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"bytes need Pixels\(\)"):
+        plain.embed(params, picture)
+    seen = plain.embed(params, picture / 255)
+    scaled = replace(plain, encoder=Chain((Pixels(), *parts)))
+    found = scaled.embed(scaled.init(jax.random.key(0)), picture)
+    assert found.shape == seen.shape == (3,)
+
+
 def test_standardised_embeddings_do_not_know_units():
     pairs = walk(64)
     others = pairs._replace(table=10 * pairs.table + 3)

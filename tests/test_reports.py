@@ -596,6 +596,28 @@ def test_long_curves_say_that_they_are_grouped(tmp_path: Path) -> None:
     plot_diagnostics(runs, styles(runs))
 
 
+@pytest.mark.parametrize(
+    ("metric", "title"),
+    [
+        ("model_error_outside", "model error outside the T1-zone"),
+        ("ended_t2", "share of episodes that end at T2"),
+    ],
+)
+def test_where_episodes_end_stands_in_for_an_error_that_nobody_recorded(
+    tmp_path: Path, metric: str, title: str
+) -> None:
+    plain = settings("x")
+    rows = [Row("x", 7, 1, s, name, 0.5) for s in (100, 200) for name in ("return", metric)]
+    runs = load([write(tmp_path, header(plain | {"seeds": [7]}), rows)])
+    axes = plot_diagnostics(runs, styles(runs)).axes
+    assert [a.get_title(loc="left") for a in axes[3:4]] == [title]
+    assert len(axes[3].get_lines()) > 0
+    untold = [
+        a.get_title(loc="left") for a in axes if "not recorded" in [t.get_text() for t in a.texts]
+    ]
+    assert title not in untold and "predicted reward at T1" in untold
+
+
 def test_a_length_is_written_as_a_person_writes_it() -> None:
     assert [share_of_paper(f) for f in (1 / 3, 0.1, 0.333333, 0.0711, 2 / 3)] == [
         *("1/3", "1/10", "1/3", "0.0711", "0.667"),

@@ -352,7 +352,7 @@ def test_one_row_is_multiplied_on_a_gpu_as_rows_are(monkeypatch):
 
 
 def test_kernels_of_our_own_are_chosen_by_a_switch_where_they_fit(monkeypatch):
-    like = rssm.RSSM(own_kernels=True)
+    like = rssm.RSSM()
 
     def suits(model, num_rows=16, dtype=jnp.bfloat16):
         given = rssm.Given(None, None, jax.ShapeDtypeStruct((50, num_rows), bool), None)
@@ -361,7 +361,7 @@ def test_kernels_of_our_own_are_chosen_by_a_switch_where_they_fit(monkeypatch):
 
     assert not suits(like)  # there is no GPU here
     monkeypatch.setattr(watching.onchip, "is_supported", lambda: True)
-    assert suits(like) and not suits(rssm.RSSM())
+    assert suits(like) and not suits(rssm.RSSM(own_kernels=False))
     assert not suits(like, 257) and not suits(like, dtype=jnp.float32)
     others = {"latent": Gaussian(30)}, {"latent": Discrete(32, 24)}, {"latent": Discrete(32, 8)}
     for fields in (*others, {"layer_norm": False}, {"hidden_size": 100}):

@@ -56,7 +56,7 @@ class Contrastive:
             raise ValueError(f"the encoder gives shape {shape}, but size is {self.size}")
         if not self.standardise:
             return params
-        if isinstance(self.encoder, Chain) and Pixels() in self.encoder.parts:
+        if self._scales_bytes:
             raise ValueError("what is standardised needs no Pixels(): leave it out of the encoder")
         return Standardised(jnp.zeros(self.observation_shape), jnp.ones(()), params)
 
@@ -136,6 +136,10 @@ class Contrastive:
         learnt = optax.apply_updates(self._learnt(params), change)
         return (self._with(params, learnt), optimiser), loss / self.batch_size
 
+    @property
+    def _scales_bytes(self) -> bool:
+        return isinstance(self.encoder, Chain) and Pixels() in self.encoder.parts
+
     def _learnt(self, params: Any) -> Tree:
         """The part of the parameters that gradients change."""
         return params.encoder if self.standardise else params
@@ -165,6 +169,8 @@ class Contrastive:
         check_shape(observation, self.observation_shape, "locality")
         if self.standardise:
             observation = (observation - params.usual) * params.contrast
+        elif observation.dtype == jnp.uint8 and not self._scales_bytes:
+            raise ValueError("bytes need Pixels() as the encoder's first part, or standardise=True")
         return self.encoder.apply(self._learnt(params), observation)
 
 

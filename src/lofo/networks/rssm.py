@@ -40,8 +40,7 @@ class RSSM:
     activation: Activation = "elu"
     layer_norm: bool = True  # in the GRU
     initialisation: Initialisation = "glorot"
-    # The loops of observing by kernels of our own, on a GPU. None has run them yet: off until then.
-    own_kernels: bool = False
+    own_kernels: bool = True  # of `watching`, on a GPU, where they fit
 
     @property
     def feature_size(self) -> int:

@@ -36,6 +36,8 @@ PANELS = (
     Panel("model_error_outside", "model error outside the T1-zone"),
     Panel("stored", "samples stored (log)", is_log=True),
 )
+# Of agents that see a state in several pictures alone, the model's error is not recorded.
+STAND_INS = {"model_error_outside": Panel("ended_t2", "share of episodes that end at T2")}
 
 
 def draw_curves(folders: Iterable[Path], path: Path, only: Sequence[str] = ()) -> Path:
@@ -113,12 +115,18 @@ def plot_diagnostics(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
     for part, (world, own) in zip(parts, worlds.items(), strict=True):
         part.suptitle(world, x=0.01, ha="left", fontsize=12, fontweight="bold")
         cells = part.subplots(2, 3).ravel()
-        for axes, panel in zip(cells, PANELS, strict=False):
+        for axes, panel in zip(cells, _panels(own), strict=False):
             for run in own:
                 _draw_run(axes, run, panel.metric, look[run.key])
             _finish(axes, panel, own[0])
         _draw_legend(cells[-1], own, look)
     return figure
+
+
+def _panels(runs: Sequence[Run]) -> list[Panel]:
+    """Those of the figure, or what stands in for them where no run recorded any."""
+    recorded = {metric for run in runs for _, metric in run.curves}
+    return [p if p.metric in recorded else STAND_INS.get(p.metric, p) for p in PANELS]
 
 
 def _group_size(run: Run) -> int:

@@ -47,8 +47,8 @@ def make_films(folders: Iterable[Path], out: Path) -> list[Path]:
         return paths
     where = ", ".join(map(str, folders))
     raise LofoError(
-        f"no films in {where}, which are made when a phase ends: only agents with a world model "
-        "are filmed"
+        f"no films in {where}: a phase's end leaves a file ...-film.npz beside the rows, where the "
+        "agent has a world model; published records may leave it out"
     )
 
 
