@@ -161,7 +161,10 @@ def test_a_size_that_the_transposed_cnn_cannot_draw_is_told_what_fits() -> None:
         loop.check(Pack((smaller,)))
     with pytest.raises(LofoError, match=r"draws .*\(80, 80, 3\).*\(64, 64, 3\); decoder.kernels"):
         override(smaller, ["--agent.observation-shape", "64", "64", "3"])
-    with pytest.raises(LofoError, match=r"the locality was built for .*\(80, 80, 3\)"):
+    local = (
+        r".*decoder.kernels \(5, 5, 4\).*; the locality was built for .*\(80, 80, 3\), but .*\(64"
+    )
+    with pytest.raises(LofoError, match=built + local):  # all of it at once
         loop.check(Pack((override(lofo, ["--environment.size", "6"]),)))
     shape = ["--agent.observation-shape", "64", "64", "3"]
     fitting = override(smaller, [*shape, "--agent.decoder.kernels", "5", "5", "4"])
