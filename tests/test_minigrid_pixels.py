@@ -1,5 +1,8 @@
 """MiniGridLoCA in pixels: the pictures, worlds of other sizes, the networks and the agent."""
 
+import itertools
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -141,9 +144,14 @@ def test_optima_of_another_room_follow_from_the_same_planning() -> None:
         ({"t1_cell": (8, 0)}, r"t1_cell must be .* each in 0\.\.7, got \(8, 0\)"),
         ({"t2_cell": (3, -1)}, r"t2_cell must be .* each in 0\.\.7, got \(3, -1\)"),
         ({"size": 5, "t2_cell": (7, 7)}, r"t2_cell must be .* each in 0\.\.4, got \(7, 7\)"),
-        ({"t2_cell": (1, 1)}, r"columns 0\.\.1 and rows 0\.\.1.*t2_cell \(1, 1\): put T2 outside"),
-        ({"zone_size": 4, "t2_cell": (3, 2)}, r"t2_cell \(3, 2\).*smaller zone_size than 4"),
-        ({"t1_cell": (7, 7)}, r"columns 6\.\.7 and rows 6\.\.7.*t2_cell \(7, 7\)"),
+        ({"t2_cell": (1, 1)}, r"0\.\.1 and rows 0\.\.1, .*\(1, 1\): put T2 outside of them$"),
+        (
+            {"zone_size": 4, "t2_cell": (3, 2)},
+            r"t2_cell \(3, 2\): .*, or .* zone_size of at most 3$",
+        ),
+        ({"zone_size": 4, "t2_cell": (1, 1)}, r"t2_cell \(1, 1\): put T2 outside of them$"),
+        ({"zone_size": 5, "t2_cell": (2, 1)}, r"t2_cell \(2, 1\): .* a zone_size of at most 2$"),
+        ({"t1_cell": (7, 7)}, r"columns 6\.\.7 and rows 6\.\.7.*\(7, 7\): put T2 outside of them$"),
         ({"size": 4, "zone_size": 4}, r"zone_size must lie in 2\.\.3.*T2; got 4"),
     ],
 )
@@ -151,6 +159,24 @@ def test_impossible_rooms_are_refused(fields: dict[str, Any], told: str) -> None
     for world in (MiniGrid, MiniGridPixels):
         with pytest.raises(ValueError, match=told):
             world(**fields)
+
+
+def test_what_is_advised_for_a_zone_that_covers_t2_is_accepted() -> None:
+    """Every zone that covers T2 in a room of five: take the advice, and see that it is the most."""
+    cells = [(column, row) for column in range(5) for row in range(5)]
+    advised = 0
+    for t1, t2, zone in itertools.product(((0, 0), (2, 1), (4, 3)), cells, (2, 3, 4)):
+        fields = {"size": 5, "t1_cell": t1, "t2_cell": t2}
+        try:
+            MiniGrid(**fields, zone_size=zone)
+        except ValueError as error:
+            told = re.search(r"at most (\d)$", str(error))
+            largest = int(told[1]) if told else 1
+            advised += largest > 1
+            for size in range(2, zone):
+                with nullcontext() if size <= largest else pytest.raises(ValueError, match="T2"):
+                    MiniGrid(**fields, zone_size=size)
+    assert advised > 10
 
 
 def test_a_size_that_the_transposed_cnn_cannot_draw_is_told_what_fits() -> None:
