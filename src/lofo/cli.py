@@ -144,6 +144,8 @@ class Report:
     """Only runs whose id, or the last part of it, is one of these; * stands for any letters."""
     map_seed: int | None = None
     """Draw the maps of this seed; the mean over seeds if left out."""
+    each_seed: bool = False
+    """Draw the returns of every seed: where some adapt and some do not, the mean is none's."""
     json: bool = False
     """Print the summary as JSON and draw nothing."""
 
@@ -157,7 +159,11 @@ class Report:
             return
         print(verdict_table(summaries))
         print(adaptation_table(summaries))
-        choice: dict[str, Any] = {"only": self.only, "map_seed": self.map_seed}
+        choice: dict[str, Any] = {
+            "only": self.only,
+            "map_seed": self.map_seed,
+            "each_seed": self.each_seed,
+        }
         print(f"Report: {reports.write_report(folders, self.out or folders[0], **choice)}")
 
 
