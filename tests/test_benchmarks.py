@@ -71,3 +71,22 @@ def test_both_forms_that_are_timed_are_one_function(network, shape, reference):
     x = jax.random.uniform(KEY, (2, *shape))
     found, expected = ours.apply(params, x), getattr(script, reference)(ours, params, x)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_factors_of_products_are_rounded_as_tf32_rounds_them():
+    script = import_module("precision")
+
+    def loss(weight, x):
+        return jnp.sum(jax.nn.relu(x @ weight) ** 2)
+
+    def short(x):
+        return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10)
+
+    weight, x = jax.random.normal(KEY, (2, 5, 5))
+    found = jax.jit(script.with_tf32(jax.grad(loss)))(weight, x)
+    expected = short(x).T @ short(2 * jax.nn.relu(short(x) @ short(weight)))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.abs(found - jax.grad(loss)(weight, x)).max() > 1e-4
+    looped = script.with_tf32(lambda w: jax.lax.scan(lambda c, _: (c @ w, None), w, None, 2)[0])
+    with pytest.raises(NotImplementedError, match="a product inside scan"):
+        looped(weight)
