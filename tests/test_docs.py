@@ -25,6 +25,8 @@ QUOTED = re.compile(r"`([^`\n]+)`")
 MEMBER = re.compile(r"([A-Z]\w+)\.([a-z]\w*)")  # such as Contrastive.square
 SOURCE = re.compile(r"(?:[a-z_]+/)*[a-z_]+\.py")
 PAGE = re.compile(r"\]\((?!https?:)([^)#]+)")
+PLACE = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def named(path):
@@ -89,6 +91,19 @@ def test_every_file_a_page_names_exists(page):
             assert (SOURCES / quoted).exists() or (ROOT / quoted).exists(), quoted
     for link in PAGE.findall(text):
         assert (page.parent / link).exists(), link
+
+
+def places_of(page):
+    """The headings of a page as links name them."""
+    headings = HEADING.findall(page.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "results" / "README.md"], ids=named)
+def test_every_heading_that_a_page_links_to_exists(page):
+    for link, place in PLACE.findall(page.read_text()):
+        there = (page.parent / link).resolve() if link else page
+        assert place in places_of(there), f"{link}#{place}"
 
 
 def runs_of(page):
