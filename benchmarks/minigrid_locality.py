@@ -65,13 +65,12 @@ def _distinct(patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class FittedByPatches(Contrastive):
     """Embeds the table of all pictures from their distinct patches."""
 
-    def embed(self, params: Tree, observation: Array) -> Array:
+    def _encode(self, params: Tree, observation: Array) -> Array:
         if len(observation) != MINIGRID.num_codes:
-            return super().embed(params, observation)
+            return super()._encode(params, observation)
         _, encoder, hidden, last = params
         _, _, dense, linear = self.encoder.parts
-        with jax.default_matmul_precision("highest"):
-            return linear.apply(last, dense.apply(hidden, embed_all(encoder)))
+        return linear.apply(last, dense.apply(hidden, embed_all(encoder)))
 
 
 def embed_all(encoder: Tree) -> Array:
@@ -86,15 +85,16 @@ def embed_all(encoder: Tree) -> Array:
 
 def _layer(layer: dict[str, Array], patches: Array) -> Array:
     weight = layer["weight"]
-    return jax.nn.relu(patches @ weight.reshape(-1, weight.shape[-1]) + layer["bias"])
+    # The patches hold channels last, the weight has them first.
+    flat = jnp.moveaxis(weight, 0, 2).reshape(-1, weight.shape[-1])
+    return jax.nn.relu(patches @ flat + layer["bias"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     seeds = parser.parse_args().seeds
-    fields = {"encoder": MINIGRID_LOCALITY.encoder}
-    quick = FittedByPatches(observation_shape=MINIGRID_LOCALITY.observation_shape, **fields)
+    quick = FittedByPatches(**vars(MINIGRID_LOCALITY))
     starts = np.flatnonzero(MINIGRID.evaluation_start())
     for seed in seeds:
         pack = Pack((replace(LOFO, seeds=(seed,)),))
@@ -110,7 +110,8 @@ def main() -> None:
         print(
             f"seed {seed}: closest {gaps.min():.5f}, median {np.median(gaps):.3f}, median of a step "
             f"{told['step_q50']:.4f}, loss {metrics['loss']:.3f}; pairs closer than "
-            + ", ".join(f"{r:g}: {(gaps < r).sum()}" for r in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3))
+            + ", ".join(f"{r:g}: {(gaps < r).sum()}" for r in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)),
+            flush=True,
         )
 
 

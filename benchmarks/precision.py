@@ -1,14 +1,15 @@
-"""What bfloat16 does to gradients and plans, beside what another batch or another key does to them.
+"""What bfloat16 and TF32 do to gradients and plans, beside what another batch or another key does to them.
 
     python benchmarks/precision.py minigrid|dreamer|planet [--steps 300] [--batches 8] [--learn]
 
 A run learns for some steps in float32: `minigrid/dyna_q/lofo`, or a small version of a Reacher run with a FIFO
 buffer. Then gradients are taken for several batches, in float32 and with bfloat16 where the named run has it;
 for PlaNet also plans from the last state of each window. Rounding matters if it moves these about as far as
-another draw would. `--learn` learns from the run's buffer anew, in both and by other draws, as many updates.
+another draw would. For MiniGrid the products are rounded, too, as TF32 rounds them on a GPU. `--learn` learns from the run's buffer anew, in both and by other draws, as many updates.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from lofo.agents import DynaQ, PlaNet
 from lofo.experiments import Experiment, Pack, find, loop, memory
@@ -41,6 +43,36 @@ def in_dtype(agent, dtype: str):
     cnn, head = agent.value.parts
     value = Chain((replace(cnn, dtype=dtype), head))
     return replace(agent, decoder=replace(agent.decoder, dtype=dtype), value=value)
+
+
+def with_tf32(function: Callable) -> Callable:
+    """The function with both factors of every product rounded to the 10 bits that TF32 keeps.
+
+    To the nearest; sums stay float32, as on a GPU. Some GPUs cut the other bits off instead, which errs twice as far.
+    """
+
+    def rounded(*given):
+        program, shape = jax.make_jaxpr(function, return_shape=True)(*given)
+        names = [*program.jaxpr.constvars, *program.jaxpr.invars]
+        known = dict(zip(names, [*program.consts, *jax.tree.leaves(given)], strict=True))
+        for line in program.jaxpr.eqns:
+            inputs = [name for name in line.invars if not isinstance(name, Literal)]
+            values = [known[name] for name in inputs]
+            if line.primitive is jax.lax.dot_general_p:
+                values = [
+                    jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10) for x in values
+                ]
+            elif any("dot_general" in str(inner) for inner in jaxprs_in_params(line.params)):
+                raise NotImplementedError(f"a product inside {line.primitive} would not be rounded")
+            words = program.jaxpr.debug_info.with_unknown_names()
+            alone = Jaxpr([], inputs, line.outvars, [line], line.effects, words)
+            known |= zip(line.outvars, jaxpr_as_fun(ClosedJaxpr(alone, []))(*values), strict=True)
+        found = [
+            name.val if isinstance(name, Literal) else known[name] for name in program.jaxpr.outvars
+        ]
+        return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+    return rounded
 
 
 def learnt(experiment: Experiment, num_steps: int):
@@ -116,6 +148,9 @@ def main() -> None:
             found.append(gradients(agent, state, batches, key))
             if isinstance(agent, PlaNet):
                 found[-1] |= plans(agent, state, batches, key)
+        if given.run == "minigrid":
+            agent = in_dtype(experiment.agent, "float32")
+            found.append(with_tf32(partial(gradients, agent))(state, batches, key))
         return found
 
     keys = jax.random.split(jax.random.PRNGKey(0), (given.batches, 2))
@@ -123,16 +158,21 @@ def main() -> None:
     asked = [ask(state, batches, keys[0, 1]) for batches in drawn]
     again = [ask(state, batches, keys[1, 1])[0] for batches in drawn]  # another key
     for name in asked[0][0]:
-        true, rounded = (np.stack([each[k][name] for each in asked]) for k in (0, 1))
+        true, *rounded = (np.stack([each[k][name] for each in asked]) for k in range(len(asked[0])))
         other = np.stack([each[name] for each in again])
-        length, rounding, drawing, key = (
+        length, drawing, key = (
             np.linalg.norm(x, axis=1).mean()
-            for x in (true, rounded - true, np.roll(true, 1, axis=0) - true, other - true)
+            for x in (true, np.roll(true, 1, axis=0) - true, other - true)
         )
-        bias = np.linalg.norm((rounded - true).mean(axis=0)) / np.linalg.norm(true.mean(axis=0))
+        told = []
+        for form, coarse in zip(("bfloat16", "TF32"), rounded, strict=False):
+            moved = np.linalg.norm(coarse - true, axis=1).mean() / length
+            bias = np.linalg.norm((coarse - true).mean(axis=0)) / np.linalg.norm(true.mean(axis=0))
+            told.append(f"{form} moves it by {moved:.3%} (the mean of all by {bias:.3%})")
         print(
-            f"{name:8} length {length:.4g}; bfloat16 moves it by {rounding / length:.2%} (the mean of all by "
-            f"{bias:.2%}), another key by {key / length:.2%}, another batch by {drawing / length:.2%}"
+            f"{name:8} length {length:.4g}; {', '.join(told)}, another key by {key / length:.2%}, "
+            f"another batch by {drawing / length:.2%}",
+            flush=True,
         )
     forms = [("float32", 0), ("bfloat16", 0), ("float32", 1)] if given.learn else []
     for dtype, seed in forms:

@@ -299,7 +299,13 @@ def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any)
         (["run", "demo/lofo", "--environment.size", "2"], "size must be at least 3"),
         (
             ["run", "demo/lofo", "--environment.time-limit", "5"],
-            "another world has another optimum",
+            "lofo: another world has another optimum: give --phases.0.optimum, --phases.1.optimum",
+        ),
+        (
+            ["run", "minigrid/dyna_q/lofo", "--environment.size", "6"],
+            "decoder.kernels (5, 5, 4) would draw a side of 64; the locality was built for "
+            "observations of shape (80, 80, 3), but they have shape (64, 64, 3): set "
+            "locality.observation_shape; and another world has another optimum: give --phases.0",
         ),
     ],
 )

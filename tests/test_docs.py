@@ -4,22 +4,29 @@ import dataclasses
 import inspect
 import pkgutil
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import lofo
+from lofo.cli import parse_run
+from lofo.experiments import Pack, find, loop
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "lofo"
 WITH_CODE = [ROOT / "README.md", ROOT / "docs" / "extending.md", ROOT / "docs" / "worlds.md"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = re.compile(r"^(?:\.venv/bin/)?lofo run ((?:.*\\\n)*.*)$", re.MULTILINE)  # over all its lines
 QUOTED = re.compile(r"`([^`\n]+)`")
 MEMBER = re.compile(r"([A-Z]\w+)\.([a-z]\w*)")  # such as Contrastive.square
 SOURCE = re.compile(r"(?:[a-z_]+/)*[a-z_]+\.py")
 PAGE = re.compile(r"\]\((?!https?:)([^)#]+)")
+PLACE = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def named(path):
@@ -84,3 +91,39 @@ def test_every_file_a_page_names_exists(page):
             assert (SOURCES / quoted).exists() or (ROOT / quoted).exists(), quoted
     for link in PAGE.findall(text):
         assert (page.parent / link).exists(), link
+
+
+def places_of(page):
+    """The headings of a page as links name them."""
+    headings = HEADING.findall(page.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "results" / "README.md"], ids=named)
+def test_every_heading_that_a_page_links_to_exists(page):
+    for link, place in PLACE.findall(page.read_text()):
+        there = (page.parent / link).resolve() if link else page
+        assert place in places_of(there), f"{link}#{place}"
+
+
+def runs_of(page):
+    """The words behind every `lofo run` of a page's shell blocks, as a shell would split them."""
+    for block in SHELL.findall(page.read_text()):
+        for words in RUN.findall(block):
+            told = subprocess.run(
+                ["bash", "-c", f"printf '%s\\n' {words}"],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            yield told.stdout.splitlines()
+
+
+def test_every_run_that_a_page_prints_is_accepted():
+    commands = [words for page in PAGES for words in runs_of(page)]
+    assert len(commands) >= 15 and any("--environment.size" in words for words in commands)
+    for words in commands:
+        command, overrides = parse_run(words)
+        pack = Pack(command.prepare(overrides))
+        if pack.lead.environment != find(pack.lead.id).environment:
+            loop.check(pack)  # the others are traced by tests of their own

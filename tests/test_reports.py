@@ -497,6 +497,34 @@ def test_larger_buffers_are_darker(tmp_path: Path) -> None:
     ]
 
 
+def test_runs_that_differ_in_a_number_are_listed_by_it(tmp_path: Path) -> None:
+    every = [settings("fifo", "FIFO")]
+    for name, limit in (("a", 10), ("by", 7), ("b", 40), ("c", 5), ("by2", 2), ("d", 100)):
+        plain = settings(name)
+        rule = {"rule": RULES["LoFo"] | {"limit": limit}}
+        rule |= {"name": "LoFo by action"} if name.startswith("by") else {}
+        every.append(plain | {"buffer": plain["buffer"] | rule})
+    runs = load([write(tmp_path, header(*every), rows_of("a", 1, PHASE_1))])
+    ((_, own),) = by_world(runs).items()
+    assert [run.id for run in own] == ["c", "a", "b", "d", "by2", "by", "fifo"]
+    assert looks(runs)["a"].color == "#0072B2"  # named first, wherever the legend has it
+    words = [text.get_text() for text in plot_curves(runs, styles(runs)).axes[0].legend_.texts]
+    assert words[0].startswith("LoFo (limit 5,")
+
+
+def test_every_seed_may_be_a_line_of_its_own(folder: Path, tmp_path: Path) -> None:
+    runs = load([folder])
+    look = styles(runs)
+    (axes,) = plot_curves(runs, look, each_seed=True).axes
+    lines = [line for line in axes.get_lines() if line.get_color() == look[runs[0].key].color]
+    second = [np.asarray(line.get_ydata(), float)[6:11].tolist() for line in lines]
+    assert second == PHASE_2 and not axes.collections  # four lines, no band
+    assert "each seed" in axes.get_ylabel() and len(axes.legend_.texts) == 1
+    cli.main(["report", str(folder), "--each-seed", "--out", str(tmp_path / "out")])
+    plain = draw_curves([folder], tmp_path / "plain.png").read_bytes()
+    assert (tmp_path / "out" / "curves.png").read_bytes() != plain
+
+
 def test_runs_of_another_length_are_other_runs(tmp_path: Path) -> None:
     whole = header(settings("a/lofo"), settings("a/fifo", "FIFO"))
     third = header(shortened("a/lofo"), shortened("a/fifo", "FIFO"))

@@ -20,6 +20,7 @@ from lofo.experiments import (
     Pack,
     doubt,
     find_all,
+    loop,
     run,
     shorten,
 )
@@ -90,6 +91,16 @@ class Run:
     """Take fitted localities from this folder, and keep there what is fitted, for other runs."""
 
     def go(self, overrides: Sequence[str] = ()) -> None:
+        experiments = self.prepare(overrides)
+        for words in dict.fromkeys(filter(None, map(doubt, experiments))):
+            print(f"lofo: note: {words}", file=sys.stderr)
+        out = self.out or Path("runs") / "+".join(self.ids)
+        execute(experiments, out, self.checkpoint_seconds, self.localities)
+        print(verdict_table(summarise([out])))
+        print(f"Rows: {out}. Figures: lofo report {out}")
+
+    def prepare(self, overrides: Sequence[str] = ()) -> tuple[Experiment, ...]:
+        """The experiments as they will run."""
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
         named = [experiment for name in self.ids for experiment in find_all(name)]
@@ -97,13 +108,7 @@ class Run:
             if self.preset not in PRESETS:
                 raise LofoError(f"--preset is one of {', '.join(PRESETS)}, got {self.preset!r}")
             named = [PRESETS[self.preset](experiment) for experiment in named]
-        experiments = tuple(self._prepare(experiment, overrides) for experiment in named)
-        for words in dict.fromkeys(filter(None, map(doubt, experiments))):
-            print(f"lofo: note: {words}", file=sys.stderr)
-        out = self.out or Path("runs") / "+".join(self.ids)
-        execute(experiments, out, self.checkpoint_seconds, self.localities)
-        print(verdict_table(summarise([out])))
-        print(f"Rows: {out}. Figures: lofo report {out}")
+        return tuple(self._prepare(experiment, overrides) for experiment in named)
 
     def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
         changed = override(experiment, overrides)
@@ -139,6 +144,8 @@ class Report:
     """Only runs whose id, or the last part of it, is one of these; * stands for any letters."""
     map_seed: int | None = None
     """Draw the maps of this seed; the mean over seeds if left out."""
+    each_seed: bool = False
+    """Draw the returns of every seed: where some adapt and some do not, the mean is none's."""
     json: bool = False
     """Print the summary as JSON and draw nothing."""
 
@@ -152,7 +159,11 @@ class Report:
             return
         print(verdict_table(summaries))
         print(adaptation_table(summaries))
-        choice: dict[str, Any] = {"only": self.only, "map_seed": self.map_seed}
+        choice: dict[str, Any] = {
+            "only": self.only,
+            "map_seed": self.map_seed,
+            "each_seed": self.each_seed,
+        }
         print(f"Report: {reports.write_report(folders, self.out or folders[0], **choice)}")
 
 
@@ -214,9 +225,13 @@ def _changed(registered: Experiment, experiment: Experiment) -> Experiment:
     """The overridden experiment with its true fraction; another world needs optima of its own."""
     optima = [[p.optimum for p in e.phases] for e in (registered, experiment)]
     if experiment.environment != registered.environment and optima[0] == optima[1]:
-        raise LofoError(
-            "another world has another optimum: give --phases.0.optimum and --phases.1.optimum too"
-        )
+        missing = "--phases.0.optimum, --phases.1.optimum and --phases.1.stale"
+        words = f"another world has another optimum: give {missing} too"
+        try:  # who sets what is missing should not then learn that more was
+            loop.check(Pack((experiment,)))
+        except LofoError as error:
+            raise LofoError(f"{error}; and {words}") from error
+        raise LofoError(words)
     lengths = [sum(p.steps for p in e.phases) for e in (registered, experiment)]
     return replace(experiment, fraction=registered.fraction * lengths[1] / lengths[0])
 
@@ -260,10 +275,16 @@ def _dispatch(arguments: list[str]) -> None:
     named = [word for word in arguments if word in REGISTRY or word.startswith(tuple(SWEEPS))]
     if "--help" in arguments and named:  # the fields of that very experiment
         override(find_all(named[0])[0], ["--help"])
-    command, overrides = tyro.cli(
-        Run, args=arguments[1:], prog="lofo run", return_unknown_args=True
-    )
+    command, overrides = parse_run(arguments[1:])
     command.go(overrides)
+
+
+def parse_run(arguments: Sequence[str]) -> tuple[Run, list[str]]:
+    """What stands behind `lofo run`: the command, and the fields that it overrides."""
+    parsed: tuple[Run, list[str]] = tyro.cli(
+        Run, args=list(arguments), prog="lofo run", return_unknown_args=True
+    )
+    return parsed
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from lofo.types import Array, Key
 
 NUM_HEADINGS = 4  # 0 right, 1 down, 2 left, 3 up
 TURN_LEFT, TURN_RIGHT, FORWARD = 0, 1, 2
+SMALLEST_ZONE = 2  # cells a side: one alone would be T1 and leave no start
 COLUMN_AHEAD = np.array([1, 0, -1, 0], np.int32)  # by heading
 ROW_AHEAD = np.array([0, 1, 0, -1], np.int32)  # by heading; rows count downwards
 
@@ -46,10 +47,10 @@ class MiniGrid(World):
         check_horizon(self.time_limit, self.discount)
         if self.size < 3:
             raise ValueError(f"size must be at least 3 (a zone, T2 and a way), got {self.size}")
-        if not 2 <= self.zone_size < self.size:
+        if not SMALLEST_ZONE <= self.zone_size < self.size:
             raise ValueError(
-                f"zone_size must lie in 2..{self.size - 1}, so that the T1-zone has starts and "
-                f"does not cover T2; got {self.zone_size}"
+                f"zone_size must lie in {SMALLEST_ZONE}..{self.size - 1}, so that the T1-zone has "
+                f"starts and does not cover T2; got {self.zone_size}"
             )
         for name, cell in (("t1_cell", self.t1_cell), ("t2_cell", self.goals[1])):
             if len(cell) != 2 or not all(0 <= part < self.size for part in cell):
@@ -60,15 +61,22 @@ class MiniGrid(World):
         self._check_zone()
 
     def _check_zone(self) -> None:
+        t2 = self.goals[1]
+        if not self._zone_covers(t2, self.zone_size):
+            return
         left, top = self.zone_corner
         right, bottom = left + self.zone_size - 1, top + self.zone_size - 1
-        column, row = self.goals[1]
-        if left <= column <= right and top <= row <= bottom:
-            raise ValueError(
-                f"the T1-zone covers columns {left}..{right} and rows {top}..{bottom}, and so "
-                f"t2_cell {(column, row)}: put T2 outside, or choose a smaller zone_size than "
-                f"{self.zone_size}"
-            )
+        smaller = range(self.zone_size - 1, SMALLEST_ZONE - 1, -1)
+        fitting = next((s for s in smaller if not self._zone_covers(t2, s)), None)
+        raise ValueError(
+            f"the T1-zone covers columns {left}..{right} and rows {top}..{bottom}, and so "
+            f"t2_cell {t2}: put T2 outside of them"
+            + (f", or choose a zone_size of at most {fitting}" if fitting else "")
+        )
+
+    def _zone_covers(self, cell: tuple[int, int], zone_size: int) -> bool:
+        corner = _corner(self.t1_cell, zone_size, self.size)
+        return all(0 <= part - low < zone_size for part, low in zip(cell, corner, strict=True))
 
     @property
     def goals(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -79,9 +87,7 @@ class MiniGrid(World):
     @property
     def zone_corner(self) -> tuple[int, int]:
         """The first column and row of the T1-zone."""
-        before, last = (self.zone_size - 1) // 2, self.size - self.zone_size
-        column, row = (min(max(part - before, 0), last) for part in self.t1_cell)
-        return column, row
+        return _corner(self.t1_cell, self.zone_size, self.size)
 
     @property
     def num_codes(self) -> int:
@@ -202,3 +208,10 @@ class MiniGrid(World):
         """Whether a pose is at T1, and whether at T2."""
         at_t1, at_t2 = ((pose.column == x) & (pose.row == y) for x, y in self.goals)
         return at_t1, at_t2
+
+
+def _corner(t1_cell: tuple[int, int], zone_size: int, size: int) -> tuple[int, int]:
+    """The first column and row of a zone with T1 in its middle, moved inwards at a wall."""
+    before, last = (zone_size - 1) // 2, size - zone_size
+    column, row = (min(max(part - before, 0), last) for part in t1_cell)
+    return column, row

@@ -21,6 +21,7 @@ from lofo.experiments.memory import Lived
 from lofo.experiments.pack import NEVER, Pack, Runs, StepKeys, Streams, Tally
 from lofo.experiments.parcels import lean_loop, lean_scan
 from lofo.experiments.probes import describe_buffer, draw_maps, probe_model
+from lofo.networks import check_shape
 from lofo.types import Array, Key, LofoError, Metrics, Tree
 
 
@@ -28,12 +29,29 @@ def check(pack: Pack) -> None:
     """Traces the program once: parts that do not fit together are a sentence, not a crash."""
     zero = jnp.int32(0)
     try:
+        _check_shapes(pack)
         advance.trace(pack, outline(pack), pack.lead.environment.train_task(1), zero, zero, False)
     except (TypeError, ValueError, AttributeError) as error:
         words = str(error) or type(error).__name__
         first, *more = (line.strip() for line in words.splitlines() if line.strip())
         reason = " ".join([first, *more[:1]]) if first.endswith(":") else first
         raise LofoError(f"these settings do not fit together: {reason}") from error
+
+
+def _check_shapes(pack: Pack) -> None:
+    """Names all parts at once that were built for other observations, so none is a next error."""
+    spec = pack.lead.environment.spec
+    seen = jnp.zeros(spec.observation_shape, spec.observation_dtype)
+    parts = [("agent", pack.lead.agent), *(("locality", b.locality) for b in pack.buffers)]
+    told = []
+    for owner, part in parts:
+        try:
+            if shape := getattr(part, "observation_shape", None):
+                check_shape(seen, shape, owner, getattr(part, "decoder", None))
+        except ValueError as error:
+            told.append(str(error))
+    if told:
+        raise ValueError("; ".join(dict.fromkeys(told)))
 
 
 def outline(pack: Pack) -> Runs:

@@ -72,8 +72,8 @@ def spell_out(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def plot_curves(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
-    """The figure of `draw_curves`."""
+def plot_curves(runs: Sequence[Run], look: dict[Key, Style], *, each_seed: bool = False) -> Figure:
+    """The figure of `draw_curves`, or one in which each seed is a line."""
     worlds = by_world(runs)
     legend_lines = [-(-len(own) // _num_columns(own)) for own in worlds.values()]
     heights = [4.2 + 0.22 * lines for lines in legend_lines]
@@ -81,14 +81,15 @@ def plot_curves(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
     panels = figure.subplots(len(worlds), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (world, own) in zip(panels, worlds.items(), strict=True):
         for run in own:
-            _draw_run(axes, run, "return", look[run.key], is_broken=True)
+            _draw_run(axes, run, "return", look[run.key], is_broken=True, each_seed=each_seed)
         _draw_references(axes, own[0])
         _mark_phases(axes, own[0], named=True)
         seeds = " or ".join(str(n) for n in sorted({len(run.seeds) for run in own}))
         axes.set_title(f"{world} · seeds: {seeds}", loc="left", fontsize=11, fontweight="bold")
         size = _group_size(own[0])
         grouped = f"\n(a point: {size} evaluations)" if size > 1 else ""
-        axes.set_ylabel(f"evaluation return, mean ± s.e.{grouped}")
+        drawn = "each seed" if each_seed else "mean ± s.e."
+        axes.set_ylabel(f"evaluation return, {drawn}{grouped}")
         axes.set_xlabel("environment steps")
         axes.legend(
             loc="upper center",
@@ -134,16 +135,31 @@ def _group_size(run: Run) -> int:
     return -(-sum(len(stretch.evaluations) for stretch in run.stretches) // MOST_POINTS)
 
 
-def _draw_run(axes: Axes, run: Run, metric: str, style: Style, *, is_broken: bool = False) -> None:
-    """Mean over seeds and a band of one standard error; broken where the task changes."""
+def _draw_run(
+    axes: Axes,
+    run: Run,
+    metric: str,
+    style: Style,
+    *,
+    is_broken: bool = False,
+    each_seed: bool = False,
+) -> None:
+    """Mean over seeds and a band of one standard error, or each seed; broken at a new task."""
     width = _group_size(run) * run.settings["schedule"]["evaluate_every"]
     curves = [run.curve(s.number, metric).binned(s.start, width) for s in run.stretches]
     gap = [[np.nan]] if is_broken else []
-    steps, mean, error = (
+    steps, mean, error, *seeds = (
         np.concatenate([part for values in parts for part in (values, *gap)])
-        for parts in zip(*((c.steps, c.mean, c.standard_error) for c in curves), strict=True)
+        for parts in zip(
+            *((c.steps, c.mean, c.standard_error, *c.values) for c in curves), strict=True
+        )
     )
     order, thickness = (3.0, 2.2) if family(run) == "Local" else (2.5, 1.7)
+    if each_seed:
+        for k, own in enumerate(seeds):
+            label = None if k else run.label
+            axes.plot(steps, own, label=label, lw=1.4, zorder=order, **style._asdict())
+        return
     band = mean - error, mean + error
     axes.fill_between(steps, *band, color=style.color, alpha=0.2, lw=0, zorder=order - 1)
     axes.plot(steps, mean, label=run.label, lw=thickness, zorder=order, **style._asdict())

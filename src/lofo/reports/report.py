@@ -63,11 +63,11 @@ PAGE = """<!doctype html>
 
 CAPTIONS = {
     "curves": "Evaluation return over training, mean over seeds with a band of one standard "
-    "error; of many evaluations several make a point, as the axis says. In phase 2 only T1's "
-    "reward changes, and training never leaves its surroundings; the curves break there because "
-    "the returns of two tasks do not compare. In phase 2 a buffer that lets the agent adapt climbs "
-    "to the black line; one that does not stays near the dashed grey line (the phase-1 policy "
-    "kept) or falls below it.",
+    "error, or each seed, as the axis says; of many evaluations several make a point. In phase 2 "
+    "only T1's reward changes, and training never leaves its surroundings; the curves break there "
+    "because the returns of two tasks do not compare. In phase 2 a buffer that lets the agent "
+    "adapt climbs to the black line; one that does not stays near the dashed grey line (the "
+    "phase-1 policy kept) or falls below it.",
     "diagnostics": "Why. Top left: after the change the predicted reward at T1 should fall to the "
     "new true value; old samples that stay in the buffer hold it up. Predicted reward at T2 and "
     "model error outside the T1-zone should not move in phase 2; a buffer that throws away what "
@@ -85,17 +85,22 @@ CAPTIONS = {
 
 
 def write_report(
-    folders: Iterable[Path], out: Path, *, only: Sequence[str] = (), map_seed: int | None = None
+    folders: Iterable[Path],
+    out: Path,
+    *,
+    only: Sequence[str] = (),
+    map_seed: int | None = None,
+    each_seed: bool = False,
 ) -> Path:
     """Writes the figures and report.html into a folder and returns the page's path.
 
     `only` chooses runs by patterns of their ids; `map_seed` draws the maps of one seed instead of
-    the mean.
+    the mean, `each_seed` the returns of every seed instead of their mean and its error.
     """
     everyone = load(folders)
     runs, look = choose(everyone, only), styles(everyone)
     figures = {
-        "curves.png": plot_curves(runs, look),
+        "curves.png": plot_curves(runs, look, each_seed=each_seed),
         "diagnostics.png": plot_diagnostics(runs, look),
         **plot_maps(runs, map_seed),
     }

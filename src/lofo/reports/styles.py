@@ -5,6 +5,7 @@ FIFO and reservoir a larger buffer is darker. A buffer of one name looks the sam
 length.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -14,9 +15,9 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from lofo.reports.runs import Key, Run
 
 # Okabe and Ito's colours, safe for colour-blind readers, and shades around them.
-LOCAL = (
-    *("#0072B2", "#56B4E9", "#1B2F6B", "#7A6FC7", "#88CCEE", "#332288"),
-    *("#AA4499", "#C39BD3"),
+LOCAL = (  # those that are hard to tell from the first come last
+    *("#0072B2", "#56B4E9", "#1B2F6B", "#7A6FC7", "#AA4499", "#C39BD3"),
+    *("#88CCEE", "#332288"),
 )
 BY_SIZE = {  # from light to dark; the third stands for a family of one
     "Fifo": ("#F5C77E", "#E69F00", "#D55E00", "#7F2704"),
@@ -29,6 +30,7 @@ LINES: tuple[Any, ...] = (
 )
 FIRST_LINE = {"Local": 0, "Fifo": 1, "Reservoir": 5}
 FAMILIES = ("Local", *BY_SIZE)
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 class Style(NamedTuple):
@@ -49,7 +51,14 @@ def full_size(run: Run) -> float:
 
 
 def by_world(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each panel: local forgetting first, then FIFO and reservoir from the largest."""
+    """The runs of each panel: local forgetting first, then FIFO and reservoir from the largest.
+
+    Runs of local forgetting whose labels differ in numbers alone go from small to large.
+    """
+    return {world: _by_numbers(own) for world, own in _by_family(runs).items()}
+
+
+def _by_family(runs: Sequence[Run]) -> dict[str, list[Run]]:
     worlds: dict[str, list[Run]] = {}
     for run in sorted(runs, key=_order):
         worlds.setdefault(run.world, []).append(run)
@@ -60,7 +69,8 @@ def styles(runs: Sequence[Run]) -> dict[Key, Style]:
     """A look for each run, by its key; ask for all runs at once, even to draw a few of them."""
     numbers: dict[tuple[str, str], int] = {}
     # The fullest panel numbers its buffers by size; the others follow it.
-    for own in sorted(by_world(runs).values(), key=len, reverse=True):
+    # Others are numbered as they were named: whoever comes first has the first colour.
+    for own in sorted(_by_family(runs).values(), key=len, reverse=True):
         keys = [(family(run), run.member) for run in own]
         for run, key in sorted(zip(own, keys, strict=True), key=lambda pair: _size_order(pair[0])):
             taken = {numbers[k] for k in keys if k in numbers and k[0] == family(run)}
@@ -70,6 +80,17 @@ def styles(runs: Sequence[Run]) -> dict[Key, Style]:
         run.key: _style(family(run), numbers[family(run), run.member], sizes[family(run)])
         for run in runs
     }
+
+
+def _by_numbers(runs: list[Run]) -> list[Run]:
+    stems = [NUMBER.sub("#", run.label) for run in runs]
+
+    def place(k: int) -> tuple[int, list[float]]:
+        if family(runs[k]) in BY_SIZE:
+            return k, []
+        return stems.index(stems[k]), [float(n) for n in NUMBER.findall(runs[k].label)]
+
+    return [runs[k] for k in sorted(range(len(runs)), key=place)]
 
 
 def _order(run: Run) -> tuple[int, float]:

@@ -1,0 +1,92 @@
+"""Benchmark scripts keep up with the code: each starts, and what is cheap to ask of them holds."""
+
+import os
+import runpy
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lofo.environments.minigrid_pixels import draw_frames
+from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+KEY = jax.random.key(0)
+CODES = np.array([0, 3, 17, 90, 134, 255])
+
+
+@pytest.fixture(autouse=True)
+def among_scripts(monkeypatch):
+    """Scripts find each other, and what they ask of the environment goes away with them."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_starts_and_tells_its_options(path, monkeypatch, capsys):
+    if "__main__" not in path.read_text():  # a part of other scripts
+        runpy.run_path(str(path), run_name=path.stem)
+        return
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(path), run_name="__main__")
+    assert left.value.code == 0 and "usage: " in capsys.readouterr().out
+
+
+def test_distinct_patches_give_what_the_encoder_gives():
+    frames = jnp.asarray(draw_frames(MINIGRID), jnp.float32) / 255
+    params, _ = MINIGRID_ENCODER.init(KEY, frames.shape[1:])
+    found = jax.jit(import_module("minigrid_locality").embed_all)(params)
+    expected = jax.jit(MINIGRID_ENCODER.apply)(params, frames[CODES])
+    assert found.shape == (256, 1024) and np.ptp(expected, axis=0).max() > 0.01
+    np.testing.assert_allclose(found[CODES], expected, atol=1e-6)
+
+
+def test_the_fit_by_patches_fits_the_named_locality():
+    script = import_module("minigrid_locality")
+    named, frames = script.MINIGRID_LOCALITY, draw_frames(MINIGRID)
+    quick = script.FittedByPatches(**vars(named))
+    params = quick.init(KEY)
+    for embed in ("embed", "_embed_many"):  # the second is what a fit asks
+        program = str(jax.make_jaxpr(getattr(quick, embed))(params, frames))
+        assert "256,80,80,3" not in program.partition(" let")[2]  # no picture is read whole
+    few = jnp.asarray(frames[CODES])
+    np.testing.assert_allclose(
+        jax.jit(quick.embed)(params, frames)[CODES], named.embed(params, few), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "reference"),
+    [("MINIGRID_ENCODER", (80, 80, 3), "read_with_lax"), ("DECODER", (1027,), "draw_with_lax")],
+)
+def test_both_forms_that_are_timed_are_one_function(network, shape, reference):
+    script = import_module("convolutions")
+    ours = getattr(script, network)
+    params, _ = jax.jit(ours.init, static_argnums=1)(KEY, shape)
+    x = jax.random.uniform(KEY, (2, *shape))
+    found, expected = ours.apply(params, x), getattr(script, reference)(ours, params, x)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_factors_of_products_are_rounded_as_tf32_rounds_them():
+    script = import_module("precision")
+
+    def loss(weight, x):
+        return jnp.sum(jax.nn.relu(x @ weight) ** 2)
+
+    def short(x):
+        return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10)
+
+    weight, x = jax.random.normal(KEY, (2, 5, 5))
+    found = jax.jit(script.with_tf32(jax.grad(loss)))(weight, x)
+    expected = short(x).T @ short(2 * jax.nn.relu(short(x) @ short(weight)))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.abs(found - jax.grad(loss)(weight, x)).max() > 1e-4
+    looped = script.with_tf32(lambda w: jax.lax.scan(lambda c, _: (c @ w, None), w, None, 2)[0])
+    with pytest.raises(NotImplementedError, match="a product inside scan"):
+        looped(weight)
