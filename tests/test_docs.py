@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lofo
-from lofo.cli import parse_run
+from lofo.cli import parse_with_fields
 from lofo.experiments import Pack, find, loop
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,7 @@ def test_every_run_that_a_page_prints_is_accepted():
     commands = [words for page in PAGES for words in runs_of(page)]
     assert len(commands) >= 15 and any("--environment.size" in words for words in commands)
     for words in commands:
-        command, overrides = parse_run(words)
+        command, overrides = parse_with_fields(["run", *words])
         pack = Pack(command.prepare(overrides))
         if pack.lead.environment != find(pack.lead.id).environment:
             loop.check(pack)  # the others are traced by tests of their own

@@ -255,6 +255,8 @@ def test_radii_are_shares_of_a_step_unless_no_picture_shows_one() -> None:
     for step, shares in ((0.5, (0.125, 0.25, 0.5)), (0.0, ())):
         radii = [told["radius"] for told in _radii(experiment, {"step_q50": step}, points)]
         assert radii == sorted({*shares, own})
+    (one, _) = (told["radius"] for told in _radii(experiment, {"step_q50": 0.0}, points, (1e-3,)))
+    assert one == 1e-3
 
 
 def test_the_command_prints_and_keeps_what_it_measured(
@@ -263,14 +265,17 @@ def test_the_command_prints_and_keeps_what_it_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fake(experiment: Experiment, shelf: Path, announce: Any) -> dict[int, Survey]:
-        announce("at work")
+    def fake(
+        experiment: Experiment, shelf: Path, announce: Any, radii: tuple[float, ...]
+    ) -> dict[int, Survey]:
+        announce(f"at work, {experiment.buffer.locality.num_epochs} epochs, {radii}")  # type: ignore[union-attr]  # it learns
         return surveyed
 
     monkeypatch.setattr(localities, "survey", fake)
-    cli.main(["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)])
+    words = ["fit", "mountaincar/dyna_q/lofo", "--out", str(tmp_path)]
+    cli.main([*words, "--radii", "0.1", "0.2", "--buffer.locality.num-epochs", "2"])
     printed = capsys.readouterr().out
-    assert printed.startswith("mountaincar/dyna_q/lofo: at work\n")
+    assert printed.startswith("mountaincar/dyna_q/lofo: at work, 2 epochs, (0.1, 0.2)\n")
     assert "one action apart" in printed and "after the run, at most" in printed
     assert "drawn into T1-zone" in printed and "no neighbours" in printed
     assert len(list(tmp_path.glob("*.png"))) == 1
@@ -290,7 +295,11 @@ def test_the_command_prints_and_keeps_what_it_measured(
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [([], "name at least one run"), (["demo/fifo-all"], "learns no locality")],
+    [
+        ([], "name at least one run"),
+        (["demo/fifo-all"], "learns no locality"),
+        (["mountaincar/dyna_q/lofo", "--radii", "0.1", "0"], "above 0, got 0"),
+    ],
 )
 def test_what_cannot_be_fitted_is_a_sentence(
     words: list[str], reason: str, capsys: pytest.CaptureFixture[str]

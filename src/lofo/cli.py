@@ -201,6 +201,7 @@ COMMANDS: dict[str, Any] = {
     "split": Split,
     "join": Join,
 }
+TAKING_FIELDS: dict[str, Any] = {"run": Run, "fit": Fit}
 
 
 def execute(
@@ -269,20 +270,21 @@ def entry() -> None:
 
 def _dispatch(arguments: list[str]) -> None:
     parse: Callable[..., Any] = tyro.extras.subcommand_cli_from_dict
-    if arguments[:1] != ["run"]:
+    if not arguments or arguments[0] not in TAKING_FIELDS:
         parse(COMMANDS, args=arguments or ["--help"], prog="lofo").go()
         return
     named = [word for word in arguments if word in REGISTRY or word.startswith(tuple(SWEEPS))]
-    if "--help" in arguments and named:  # the fields of that very experiment
+    if arguments[0] == "run" and "--help" in arguments and named:  # the fields of that very one
         override(find_all(named[0])[0], ["--help"])
-    command, overrides = parse_run(arguments[1:])
+    command, overrides = parse_with_fields(arguments)
     command.go(overrides)
 
 
-def parse_run(arguments: Sequence[str]) -> tuple[Run, list[str]]:
-    """What stands behind `lofo run`: the command, and the fields that it overrides."""
-    parsed: tuple[Run, list[str]] = tyro.cli(
-        Run, args=list(arguments), prog="lofo run", return_unknown_args=True
+def parse_with_fields(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """A command that takes fields of experiments, and those that it overrides."""
+    name, *words = arguments
+    parsed: tuple[Any, list[str]] = tyro.cli(
+        TAKING_FIELDS[name], args=words, prog=f"lofo {name}", return_unknown_args=True
     )
     return parsed
 

@@ -1,6 +1,7 @@
 """`lofo fit`: learned localities, fitted and looked at before a run is spent on them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import tyro
 from lofo import reports
 from lofo.experiments import Experiment, Pack, find
 from lofo.experiments.fitting import shelf_name
+from lofo.experiments.overrides import override
 from lofo.experiments.provenance import provenance
 from lofo.experiments.survey import Survey, survey
 from lofo.options import parse_seeds
@@ -24,7 +26,8 @@ class Fit:
     Prints distances of states one action apart, of random pairs, of neighbouring cells of the map
     and of the looks within a cell; and for each radius how many states it would remember, how many
     cells of the map apart its neighbours lie, and which share of the states outside the T1-zone has
-    one inside, which phase 2 may therefore forget.
+    one inside, which phase 2 may therefore forget. Any field of the run can be overridden, such as
+    --buffer.locality.num-epochs 1.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -33,14 +36,16 @@ class Fit:
     """Which seeds, like 0-9 or 0,2,5."""
     out: Path = Path("runs/localities")
     """Where fitted localities and what was measured are kept."""
+    radii: tuple[float, ...] = ()
+    """Measure these too, beside the run's own and shares of one action."""
 
-    def go(self) -> None:
+    def go(self, overrides: Sequence[str] = ()) -> None:
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
         for name in self.ids:
-            experiment = replace(find(name), seeds=parse_seeds(self.seeds))
+            experiment = override(replace(find(name), seeds=parse_seeds(self.seeds)), overrides)
             _recorded(self._stem(experiment).with_suffix(".json"))  # refused before the long work
-            self._tell(experiment, survey(experiment, self.out, partial(_say, name)))
+            self._tell(experiment, survey(experiment, self.out, partial(_say, name), self.radii))
 
     def _stem(self, experiment: Experiment) -> Path:
         return self.out / experiment.id.replace("/", "-")

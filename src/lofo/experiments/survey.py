@@ -39,8 +39,11 @@ def survey(
     experiment: Experiment,
     shelf: Path | None = None,
     announce: Callable[[str], None] = lambda message: None,
+    more_radii: tuple[float, ...] = (),
 ) -> dict[int, Survey]:
     """Fits the experiment's locality, or takes it from the shelf, and measures it, by seed."""
+    if bad := [radius for radius in more_radii if not radius > 0]:
+        raise LofoError(f"a radius must be above 0, got {bad[0]:g}")
     buffer = experiment.buffer
     if not (buffer.embedding_size and buffer.locality_steps):
         raise LofoError(f"{experiment.id} learns no locality: try one with LoFo")
@@ -53,7 +56,7 @@ def survey(
         distances = {name: float(values[k]) for name, values in metrics.items()}
         found, maps = _chart(experiment, np.asarray(charted))
         distances |= found
-        radii = _radii(experiment, distances, points)
+        radii = _radii(experiment, distances, points, more_radii)
         reached = reach(experiment, np.asarray(charted), [one["radius"] for one in radii])
         radii = [one | more for one, more in zip(radii, reached, strict=True)]
         told[seed] = Survey(distances, radii, maps)
@@ -121,13 +124,17 @@ def _colours(points: np.ndarray) -> np.ndarray:
 
 
 def _radii(
-    experiment: Experiment, distances: dict[str, float], points: Array
+    experiment: Experiment,
+    distances: dict[str, float],
+    points: Array,
+    more_radii: tuple[float, ...] = (),
 ) -> list[dict[str, float]]:
     """What the experiment's limit remembers with its own radius and with some others."""
     rule: Any = experiment.buffer.rule
     num_steps = sum(phase.steps for phase in experiment.phases)
     shares = {share * distances["step_q50"] for share in STEP_SHARES}
-    radii = {float(rule.radius), *shares} - {0.0}  # a picture may not show a small step
+    shares -= {0.0}  # a picture may not show a small step
+    radii = {float(rule.radius), *shares, *more_radii}
     told = [
         suggest_radius(points, points[:0], num_steps, limit=int(rule.limit), radius=radius)
         for radius in sorted(radii)
