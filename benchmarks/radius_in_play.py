@@ -27,7 +27,7 @@ from lofo.buffers.neighbours import Automatic, oldest_near
 from lofo.environments import Reacher
 from lofo.environments.pilots import Pilot, steer
 from lofo.experiments import find
-from lofo.experiments.fitting import fit_localities
+from lofo.experiments.fitting import fit_localities, shelf_name
 from lofo.experiments.pack import Pack
 
 NOISE = 0.3  # of the agents' actions
@@ -85,7 +85,10 @@ def main(run: str, localities: Path, radii: list[float], **options) -> None:
     experiment = replace(find(run), seeds=(seed,))
     world, buffer = experiment.environment, experiment.buffer
     limit = options["limit"] or buffer.rule.limit
-    (fitted,), _ = fit_localities(Pack((experiment,)), print, localities)
+    pack = Pack((experiment,))
+    if not (localities / shelf_name(pack, buffer, seed)).exists():
+        raise SystemExit(f"{localities} has no locality of {run}, seed {seed}: `lofo fit` it first")
+    (fitted,), _ = fit_localities(pack, print, localities)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), fitted)
     plays = zip(
         jax.random.split(jax.random.key(seed), 3),

@@ -13,6 +13,7 @@ import pytest
 import lofo
 from lofo.cli import parse_with_fields
 from lofo.experiments import Pack, find, loop
+from lofo.reports.runs import load
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "lofo"
@@ -127,3 +128,18 @@ def test_every_run_that_a_page_prints_is_accepted():
         pack = Pack(command.prepare(overrides))
         if pack.lead.environment != find(pack.lead.id).environment:
             loop.check(pack)  # the others are traced by tests of their own
+
+
+def test_every_record_that_the_index_lists_can_be_reported():
+    index = (ROOT / "results" / "README.md").read_text()
+    rows = [line.split("|") for line in index.splitlines() if line.startswith("| `")]
+    folders = {
+        name: told for _, names, told, *_ in rows for name in re.findall(r"`([^`]+/)`", names)
+    }
+    assert len(folders) > 20
+    for name, told in folders.items():
+        records = sorted((ROOT / "results" / name).rglob("rows.jsonl"))
+        if "each folder reported alone" in told:
+            assert all(load([record.parent]) for record in records)
+        elif records:
+            assert load([ROOT / "results" / name])

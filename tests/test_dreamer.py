@@ -298,5 +298,9 @@ def test_a_probe_world_is_solved_in_dreams(begun, rows):
     place, action = jnp.float32([1.0, 3.0, 5.0, 6.0]), jnp.float32([1.0, -1.0, 0.0, -1.0])
     foreseen = jit(SMALL.predict_reward)(state, draw(place), action[:, None], KEY)
     np.testing.assert_allclose(foreseen, move(place, action)[1], atol=0.25)
+    state = state._replace(target=begun.target)  # the critic is asked, not its slow copy
     values = jit(SMALL.predict_value)(state, draw(place), KEY)
+    seen = SMALL.model.rest(state.model, draw(place), SMALL.num_rest_steps, KEY)
+    own = SMALL._value(state.value, SMALL.model.features(seen))
+    np.testing.assert_allclose(values, own, rtol=1e-3)
     assert values[0] < values[1] < jnp.min(values[2:])  # the goal is nearer each time

@@ -111,18 +111,36 @@ def test_pixels_are_not_scaled_twice():
         locality.init(jax.random.key(0))
 
 
+class Halves:
+    def init(self, key, input_shape):
+        return (), input_shape
+
+    def apply(self, params, x):
+        return x.astype(jnp.float32) / 510
+
+
 def test_bytes_are_scaled_or_refused():
     """Where nobody scales them, a network would see numbers up to 255."""
     parts = CNN((4,), (3,), (2,)), linear(3, "torch")
     plain = Contrastive(Chain(parts), (9, 9, 3), size=3)
     picture = jnp.full((9, 9, 3), 200, jnp.uint8)
     params = plain.init(jax.random.key(0))
-    with pytest.raises(ValueError, match=r"bytes need Pixels\(\)"):
-        plain.embed(params, picture)
+    pictures = jnp.stack([picture] * 40)
+    count = jnp.arange(39)
+    for look in (
+        lambda: plain.embed(params, picture),
+        lambda: plain.embed(params, pictures),
+        lambda: plain.fit(params, Pairs(pictures, count, count + 1), jax.random.key(1)),
+    ):
+        with pytest.raises(ValueError, match=r"bytes need Pixels\(\) in front of the CNN"):
+            look()
     seen = plain.embed(params, picture / 255)
-    scaled = replace(plain, encoder=Chain((Pixels(), *parts)))
-    found = scaled.embed(scaled.init(jax.random.key(0)), picture)
-    assert found.shape == seen.shape == (3,)
+    inner = Chain((Pixels(), parts[0]))
+    own = Chain((Halves(), parts[0], parts[1]))  # a network of somebody else's knows what it does
+    for encoder in (Chain((Pixels(), *parts)), Chain((inner, parts[1])), own):
+        scaled = replace(plain, encoder=encoder)
+        found = scaled.embed(scaled.init(jax.random.key(0)), picture)
+        assert found.shape == seen.shape == (3,)
 
 
 def test_standardised_embeddings_do_not_know_units():

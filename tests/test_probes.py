@@ -141,32 +141,34 @@ def test_what_a_cells_looks_differ_in_is_kept_apart():
 def test_an_evaluation_tells_where_episodes_ended():
     """Who only walks ahead reaches a goal or stands before a wall: counted by hand from each start.
 
-    Episodes end at different times; what the others do afterwards does not count.
+    Episodes end at different times, and what is walked on from a goal does not count: T1 is at no
+    wall here, so that whoever walked on would leave it.
     """
-    task = ROOM.evaluation_task(2)
+    room = MiniGrid(t1_cell=(2, 2), zone_size=3)
+    task = room.evaluation_task(2)
     forward = jnp.int32(2)
     fates = jax.jit(
         lambda: evaluate(
             lambda memory, observation, key: (forward, memory),
             (),
-            ROOM,
-            ROOM.starts(task),
+            room,
+            room.starts(task),
             KEY,
             discount=0.9,
         )
     )()
-    starts = jax.tree.map(np.asarray, STATES)
+    starts = jax.tree.map(np.asarray, room.probe_states())
     expected = np.zeros(4)
     for which in range(len(starts.row)):
         state, paid = jax.tree.map(lambda x, which=which: x[which], starts), 0.0
-        for time in range(ROOM.spec.time_limit):
+        for time in range(room.spec.time_limit):
             if time > 8:  # the room is 8 cells wide: nothing changes any more
                 break
-            state, at_t1, at_t2 = jax.tree.map(np.asarray, ROOM.advance(state, forward))
+            state, at_t1, at_t2 = jax.tree.map(np.asarray, room.advance(state, forward))
             if at_t1 or at_t2:
-                paid = 0.9**time * float(ROOM.pay(task, at_t1, at_t2))
+                paid = 0.9**time * float(room.pay(task, at_t1, at_t2))
                 break
-        held = bool(ROOM.in_t1_zone(state)) and not (at_t1 or at_t2)
+        held = bool(room.in_t1_zone(state)) and not (at_t1 or at_t2)
         expected += [paid, at_t1, at_t2, held]
     found = [float(jnp.sum(x)) for x in fates]
     np.testing.assert_allclose(found, expected, rtol=1e-5)

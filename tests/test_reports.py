@@ -26,7 +26,7 @@ from lofo.reports.adaptation import stale_share
 from lofo.reports.curves import plot_curves, plot_diagnostics
 from lofo.reports.landmarks import find_landmarks
 from lofo.reports.maps import plot_maps, read_map
-from lofo.reports.names import compact, different, share_of_paper
+from lofo.reports.names import compact, different, label, member_name, share_of_paper
 from lofo.reports.runs import Curve, Run, choose, load
 from lofo.reports.styles import Style, by_world, styles
 from lofo.reports.summary import bootstrap_interval, interquartile_mean
@@ -644,6 +644,30 @@ def test_where_episodes_end_stands_in_for_an_error_that_nobody_recorded(
         a.get_title(loc="left") for a in axes if "not recorded" in [t.get_text() for t in a.texts]
     ]
     assert title not in untold and "predicted reward at T1" in untold
+
+
+def test_what_one_of_two_runs_recorded_is_shown(tmp_path: Path) -> None:
+    rows = [Row("x", 7, 1, 100, name, 0.5) for name in ("return", "ended_t2")]
+    others = [row._replace(run="y") for row in rows]
+    others.append(others[0]._replace(metric="model_error_outside"))
+    own, other = settings("x", seeds=[7]), settings("y", seeds=[7])
+    other["buffer"] = other["buffer"] | {"name": "other"}
+    both = header(own, other)
+    runs = load([write(tmp_path, both, rows + others)])
+    axes = plot_diagnostics(runs, styles(runs)).axes
+    assert axes[3].get_title(loc="left") == "model error outside the T1-zone"
+
+
+def test_a_sweeps_labels_say_a_number_once() -> None:
+    own = settings("sweep/limit-50")
+    own["buffer"] |= {
+        "name": "LoFo, limit 50",
+        "rule": {"is": "Local", "limit": 50, "radius": 0.001},
+    }
+    assert label(own, member_name(own, [own])) == "LoFo (limit 50, radius 0.001)"
+    own["buffer"]["rule"]["limit"] = 8  # as a shorter run has it
+    shorter = label(own, member_name(own, [own]))
+    assert shorter == "LoFo, limit 50 (limit 8, radius 0.001)"
 
 
 def test_a_length_is_written_as_a_person_writes_it() -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -472,6 +473,15 @@ def test_judging_touches_nothing_and_repeats_itself(finished: Finished) -> None:
     again = loop.judge(finished.pack, runs, tasks, jnp.int32(550))
     assert_same(before, runs)
     assert_same(metrics, again)
+    world, agent = finished.pack.lead.environment, finished.pack.lead.agent
+    for r in range(len(metrics["return"])):
+        act = partial(agent.act, jax.tree.map(lambda x, r=r: x[r], runs.agents), explore=False)
+        key = jax.random.PRNGKey(0)
+        fates = evaluate_episodes(act, agent.begin(), world, tasks, key, discount=1.0)
+        told = [metrics[f"ended_{where}"][r] for where in ("t1", "t2", "held")]
+        np.testing.assert_allclose(told, [x.mean() for x in fates[1:]])
+    shares = np.stack([metrics["ended_t1"], metrics["ended_t2"], metrics["ended_held"]])
+    assert len(np.unique(shares.sum(1))) == 3  # so that none could be told for another
     later = loop.judge(finished.pack, runs, tasks, jnp.int32(551))
     assert_same(metrics["return"], later["return"])  # greedy in a sure world: no lots are drawn
     found = values(finished.folder)

@@ -34,7 +34,7 @@ REACHER_LOCALITY = Contrastive(
     shared_negatives=True,
     standardise=True,
 )
-# The paper's radius is 0.05. In these embeddings a quarter to half of all states outside the
+# The paper's radius is 0.05. In these embeddings a sixth to nearly half of all states outside the
 # T1-zone would then have a neighbour inside, and might be forgotten in phase 2; so about 1 % have.
 REACHER_RULE, RANDOMIZED_RULE = Local(0.015, 10), Local(0.01, 2)
 LOCALITY_STEPS = 100_000

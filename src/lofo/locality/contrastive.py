@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from lofo.locality.base import Pairs, See, as_it_is
-from lofo.networks import Chain, Network, Pixels, check_shape
+from lofo.networks import CNN, Chain, Network, Pixels, check_shape
 from lofo.networks.onchip import is_supported
 from lofo.types import Array, Key, Metrics, Tree
 
@@ -56,7 +56,7 @@ class Contrastive:
             raise ValueError(f"the encoder gives shape {shape}, but size is {self.size}")
         if not self.standardise:
             return params
-        if self._scales_bytes:
+        if isinstance(_first(self.encoder), Pixels):
             raise ValueError("what is standardised needs no Pixels(): leave it out of the encoder")
         return Standardised(jnp.zeros(self.observation_shape), jnp.ones(()), params)
 
@@ -136,10 +136,6 @@ class Contrastive:
         learnt = optax.apply_updates(self._learnt(params), change)
         return (self._with(params, learnt), optimiser), loss / self.batch_size
 
-    @property
-    def _scales_bytes(self) -> bool:
-        return isinstance(self.encoder, Chain) and Pixels() in self.encoder.parts
-
     def _learnt(self, params: Any) -> Tree:
         """The part of the parameters that gradients change."""
         return params.encoder if self.standardise else params
@@ -169,9 +165,16 @@ class Contrastive:
         check_shape(observation, self.observation_shape, "locality")
         if self.standardise:
             observation = (observation - params.usual) * params.contrast
-        elif observation.dtype == jnp.uint8 and not self._scales_bytes:
-            raise ValueError("bytes need Pixels() as the encoder's first part, or standardise=True")
+        elif observation.dtype == jnp.uint8 and isinstance(_first(self.encoder), CNN):
+            raise ValueError("bytes need Pixels() in front of the CNN, or standardise=True")
         return self.encoder.apply(self._learnt(params), observation)
+
+
+def _first(network: Network) -> Network:
+    """What of a network sees the observation."""
+    if isinstance(network, Chain) and network.parts:
+        return _first(network.parts[0])
+    return network
 
 
 def _every_digit() -> str:

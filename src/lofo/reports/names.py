@@ -41,9 +41,11 @@ def with_length(name: str, fraction: float) -> str:
 def label(settings: dict[str, Any], member: str) -> str:
     """A buffer's name with the numbers that set it apart, and its length."""
     details = _details(settings)
+    name = base_name(settings) if member == _detailed(settings) else member
+    for detail in details.split(", "):  # a sweep's buffers have it in their names too
+        name = name.removesuffix(f", {detail}")
     if settings["fraction"] != 1:
         details = f"{share_of_paper(settings['fraction'])} length, {details}"
-    name = base_name(settings) if member == _detailed(settings) else member
     return f"{name} ({details})"
 
 

@@ -71,7 +71,8 @@ CAPTIONS = {
     "diagnostics": "Why. Top left: after the change the predicted reward at T1 should fall to the "
     "new true value; old samples that stay in the buffer hold it up. Predicted reward at T2 and "
     "model error outside the T1-zone should not move in phase 2; a buffer that throws away what "
-    "is far from T1 forgets them.",
+    "is far from T1 forgets them. Where no run recorded that error, the share of evaluation "
+    "episodes that end at T2, of runs that recorded it: in phase 2 all of them should.",
     "coverage": "What is remembered at the end of each phase: samples in each cell of the world, "
     "on one logarithmic scale. After phase 2 a good buffer still holds samples everywhere; grey "
     "cells are forgotten regions. T1 and T2 are where the true reward is paid.",
