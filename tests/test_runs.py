@@ -30,6 +30,7 @@ from lofo.experiments import (
     Pack,
     Phase,
     Schedule,
+    find,
     loop,
     memory,
     run,
@@ -659,6 +660,16 @@ def test_a_failure_without_words_is_named() -> None:
 def test_a_memory_that_changes_its_kind_is_one_sentence() -> None:
     with pytest.raises(LofoError, match=r"do not fit together: .*int32\[2\], not float32\[2\]"):
         loop.check(Pack((walk(agent=Forgetful()),)))
+
+
+def test_every_part_that_was_built_for_other_observations_is_named() -> None:
+    """Agents look through a model of theirs, or by themselves."""
+    run = find("reacher/dreamer/lofo")
+    blind = replace(run, environment=replace(run.environment, observation="state"), seeds=(0,))
+    with pytest.raises(LofoError) as told:
+        loop.check(Pack((blind,)))
+    for part in ("agent.model", "locality"):
+        assert f"the {part} was built for observations of shape (64, 64, 3)" in str(told.value)
 
 
 def test_parts_that_do_not_fit_are_one_sentence() -> None:
