@@ -35,9 +35,8 @@ def draw_with_lax(network: TransposedCNN, params: Tree, x: Array) -> Array:
     """`TransposedCNN.apply` with the transposed convolution of jax."""
     x = x[:, None, None]
     for k, (layer, stride) in enumerate(zip(params, network.strides, strict=True)):
-        turned = inputs_third(layer["weight"])[
-            ::-1, ::-1
-        ]  # jax lays a kernel down the other way round
+        # jax lays a kernel down the other way round
+        turned = inputs_third(layer["weight"])[::-1, ::-1]
         strides = (stride, stride)
         x = jax.lax.conv_transpose(x, turned, strides, "VALID", dimension_numbers=LAYOUT)
         x = x + layer["bias"]
