@@ -43,8 +43,8 @@ def _check_shapes(pack: Pack) -> None:
     spec = pack.lead.environment.spec
     seen = jnp.zeros(spec.observation_shape, spec.observation_dtype)
     parts = [("agent", pack.lead.agent), *(("locality", b.locality) for b in pack.buffers)]
-    told = []
     parts += [(f"{owner}.model", getattr(part, "model", None)) for owner, part in parts]
+    told = []
     for owner, part in parts:
         try:
             if shape := getattr(part, "observation_shape", None):
