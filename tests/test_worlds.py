@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from lofo.environments import (
     check_loca,
 )
 from lofo.experiments import doubt, find, shorten
+from lofo.records import read
 from lofo.types import TimeStep
 from planning import grid_values, lattice_values, lookahead_policy, play
 
@@ -546,6 +548,33 @@ def test_what_phase_1_promised_fades_before_anything_is_gained() -> None:
     assert "takes 71 to 142 to" in str(doubt(sixth))  # the return rises from the 69th to the 141st
     assert "75 copies" in str(doubt(shorten(whole, 1 / 4)))
     assert doubt(replace(sixth, agent=replace(sixth.agent, target_period=833))) is None
+
+
+def test_what_fifo_believes_of_t1_tells_when_it_adapts() -> None:
+    """Exact backups, given what the stored run's model predicted at T1 ahead of each copy."""
+    world = MiniGrid()
+    second = world.evaluation_task(2)
+    _, rows = read(Path(__file__).parents[1] / "results/minigrid/full/fifo")
+    seen = [row for row in rows if row.phase == 2]
+    steps = sorted({row.step for row in seen})
+
+    def curve(metric: str, seeds: tuple[int, ...]) -> np.ndarray:
+        of = {(row.seed, row.step): row.value for row in seen if row.metric == metric}
+        return np.mean([[of[seed, step] for step in steps] for seed in seeds], axis=0)
+
+    believed = np.interp(
+        300_000 + 5_000 * np.arange(1, 301), steps, curve("predicted_t1", (0, 1, 2))
+    )
+    values, _ = grid_values(world, world.evaluation_task(1))
+    scores = []
+    for reward in believed[:130]:
+        values, plan = grid_values(world, second._replace(reward_t1=reward), values, 1)
+        best = jnp.asarray(plan.argmax(axis=1))
+        starts = world.starts(second)
+        scores.append(play(world, follow, best, starts, jax.random.key(0)).returns.mean())
+    assert 1 + np.argmax(np.array(scores) >= 0.9 * 1.821) == 127
+    found = [np.argmax(curve("return", (seed,)) >= 0.9 * 1.821) for seed in range(3)]
+    assert [(steps[place] - 300_000) / 5_000 for place in found] == [132, 126, 124]
 
 
 def follow(best: jax.Array, code: jax.Array) -> jax.Array:
