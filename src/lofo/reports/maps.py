@@ -88,7 +88,7 @@ def plot_maps(runs: Sequence[Run], seed: int | None = None) -> dict[str, Figure]
         title = f"{world} · " + ("mean over seeds" if seed is None else f"seed {seed}")
         truth = _cells(own, "true_reward", seed)
         marks = find_landmarks({cell.phase: cell.map.values for cell in truth})
-        if cells := _cells(own, "coverage", seed):
+        if cells := _alike(_cells(own, "coverage", seed), truth):
             figures[f"coverage{ending}.png"] = _plot_coverage(title, cells, marks)
         if cells := _cells(own, "predicted_reward", seed):
             figures[f"rewards{ending}.png"] = _plot_rewards(title, truth, cells, marks)
@@ -122,17 +122,26 @@ def _cells(runs: Sequence[Run], name: str, seed: int | None) -> list[Cell]:
         Cell(run.name, stretch.number, found)
         for run in runs
         for stretch in run.stretches
-        if (found := _read_shown(run, stretch.number, name, seed)) is not None
+        if (found := read_map(run, stretch.number, name, seed)) is not None
     ]
 
 
-def _read_shown(run: Run, phase: int, name: str, seed: int | None) -> Map | None:
-    """A map whose terminal cells are blank: no sample starts there, so none is missing."""
-    shown, truth = (read_map(run, phase, n, seed) for n in (name, "true_reward"))
-    if shown is None or truth is None:
-        return shown
-    blank = np.isnan(truth.values) & ~(shown.values > 0)  # a cell may be terminal only in part
-    return shown._replace(values=np.where(blank, np.nan, shown.values))
+def _alike(cells: list[Cell], truth: list[Cell]) -> list[Cell]:
+    """The maps with the same cells blank in all: where nothing can be asked and nobody has been.
+
+    At the rim of what can be reached a cell may hold samples, although its centre is out of reach.
+    If one run has some there, their want is shown and counted in the others.
+    """
+    blank: dict[tuple[int, ...], np.ndarray] = {}
+    for shape in {cell.map.values.shape for cell in truth}:
+        unasked = [np.isnan(t.map.values) for t in truth if t.map.values.shape == shape]
+        empty = [~(c.map.values > 0) for c in cells if c.map.values.shape == shape]
+        blank[shape] = np.all([*unasked, *empty], axis=0)
+
+    def show(m: Map) -> Map:
+        return m._replace(values=np.where(blank.get(m.values.shape, False), np.nan, m.values))
+
+    return [cell._replace(map=show(cell.map)) for cell in cells]
 
 
 def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
