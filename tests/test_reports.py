@@ -339,6 +339,18 @@ def test_thinned_rows_keep_the_verdict_and_the_gap(tmp_path: Path) -> None:
     assert thinned.adaptation.mean_gap == pytest.approx(whole.adaptation.mean_gap)
 
 
+def test_a_thinned_record_of_a_cut_run_keeps_its_maps(tmp_path: Path) -> None:
+    returns = rows_of("a/lofo", 1, PHASE_1)
+    folder = write(tmp_path / "run", header(settings("a/lofo")), returns)
+    file = write_arrays(folder, "a-lofo-phase1", {"coverage": np.ones((4, 3, 5))})
+    recorder = Recorder(folder, (folder / "rows.jsonl").stat().st_size)
+    recorder.note([Row("a/lofo", -1, 1, 200, "maps", file)])
+    recorder.close()
+    thin(folder, tmp_path / "thin", every=10)
+    (run,) = load([tmp_path / "thin"])
+    assert [(file.name, file.step) for file in run.maps[1]] == [("a-lofo-phase1.npz", 200)]
+
+
 def test_a_resumed_run_reads_as_one(tmp_path: Path) -> None:
     plain = header(settings("x")), rows_of("x", 1, PHASE_1), rows_of("x", 2, PHASE_2)
     resumed = *plain[:2], header(settings("x"), step=500), plain[2]
