@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import lofo
-from lofo.buffers import Placement, near
+from lofo.buffers import Placement, check_rule, near
 
 
 @lofo.register_dataclass
@@ -50,6 +50,7 @@ def stale_after(rule, num_visits):
     return float(jax.jit(jax.vmap(count))(keys).mean())
 
 
+check_rule(AnyNeighbour(0.5, 10), jax.random.key(0))  # raises if it breaks a promise
 print("stale rewards left after so many new visits (mean of 1000 lives)")
 for rule in (lofo.Local(0.5, 10), AnyNeighbour(0.5, 10)):
     left = {visits: stale_after(rule, visits) for visits in (5, 10, 20, 40)}

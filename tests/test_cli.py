@@ -124,6 +124,7 @@ def test_run_overrides_any_field(packs: Any, capsys: pytest.CaptureFixture[str])
         *("--agent.no-one-hot-action", "--agent.raw-inputs"),
         *("--buffer.rule.radius", "0.125", "--buffer.capacity", "77"),
         *("--schedule.warmup", "40", "--phases.0.steps", "400", "--phases.1.optimum", "1.5"),
+        *("--phases.0.optimum=3.8", "--phases.1.stale", "0.929"),  # the last as it was
         *("--schedule.episodes", "3", "--environment.time-limit", "9"),
     )
     assert answer.code == 0
@@ -136,6 +137,7 @@ def test_run_overrides_any_field(packs: Any, capsys: pytest.CaptureFixture[str])
     assert (e.buffer.rule.radius, e.buffer.capacity) == (0.125, 77)
     assert (e.schedule.warmup, e.phases[0].steps, e.phases[1].optimum) == (40, 400, 1.5)
     assert (e.schedule.episodes, e.environment.time_limit) == (3, 9)
+    assert (e.phases[0].optimum, e.phases[0].stale, e.phases[1].stale) == (3.8, 3.8, 0.929)
     untouched = REGISTRY["demo/lofo"]
     assert e.buffer.rule.limit == untouched.buffer.rule.limit
     assert e.buffer.locality == untouched.buffer.locality
@@ -299,13 +301,13 @@ def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any)
         (["run", "demo/lofo", "--environment.size", "2"], "size must be at least 3"),
         (
             ["run", "demo/lofo", "--environment.time-limit", "5"],
-            "lofo: another world has another optimum: give --phases.0.optimum, --phases.1.optimum",
+            "lofo: another world has other scores: give --phases.0.optimum, --phases.1.optimum",
         ),
         (
             ["run", "minigrid/dyna_q/lofo", "--environment.size", "6"],
             "decoder.kernels (5, 5, 4) would draw a side of 64; the locality was built for "
             "observations of shape (80, 80, 3), but they have shape (64, 64, 3): set "
-            "locality.observation_shape; and another world has another optimum: give --phases.0",
+            "locality.observation_shape; and another world has other scores: give --phases.0",
         ),
     ],
 )
@@ -314,6 +316,22 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 ) -> None:
     assert sentence in refusal(capsys, *words)
     assert packs == []
+
+
+def test_another_world_wants_every_score_of_its_own(packs: Any, capsys: Any) -> None:
+    scores = ["--phases.0.optimum", "--phases.1.optimum", "--phases.1.stale"]
+    words = ["run", "demo/lofo", "--environment.time-limit", "9"]
+    for mask in range(8):
+        given = [name for k, name in enumerate(scores) if mask >> k & 1]
+        missing = [name for name in scores if name not in given]
+        options = [f"{name}=1.5" for name in given]
+        if missing:
+            line = refusal(capsys, *words, *options)
+            assert line.endswith(f"other scores: give {', '.join(missing)} too")
+    assert packs == [] and Answer(capsys, *words, *options).code == 0
+    assert Answer(capsys, *words, *options, "--phases.0.stale", "0.5").code == 0
+    stale = [[phase.stale for phase in pack.lead.phases] for pack, _ in packs]
+    assert stale == [[1.5, 1.5], [0.5, 1.5]]  # phase 1's is its optimum, unless it is given
 
 
 def test_a_report_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The kernels mean what `jax.grad` and `optax.adam` mean; here they are interpreted."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from lofo.agents.dyna_q_onchip import DynaQOnChip
 from lofo.experiments import loop
 from lofo.experiments import pack as packs
 from lofo.experiments.fitting import outline_localities
-from lofo.networks import MLP
+from lofo.experiments.provenance import provenance
+from lofo.networks import MLP, recurrence
 from lofo.networks.onchip import Adam, Dense, Lessons, is_supported
 from lofo.types import Batch, Transition
 
@@ -196,6 +198,23 @@ def test_what_the_kernels_do_not_know_is_left_to_the_plain_form(change):
     assert DynaQOnChip.fits(AGENT)
     assert not DynaQOnChip.fits(replace(AGENT, **change))
     assert on_chip(AGENT) is None or is_supported()
+
+
+@pytest.mark.parametrize("chosen", [None, "cpu", jax.Device], ids=["none", "name", "device"])
+def test_kernels_are_chosen_by_the_device_in_use(monkeypatch, chosen):
+    """There is a GPU, but somebody may compute on the CPU beside it."""
+    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="a GPU")
+    cpus = jax.devices("cpu")
+    for name in ("devices", "local_devices"):
+        monkeypatch.setattr(jax, name, lambda backend=None: cpus if backend == "cpu" else [gpu])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "device_count", lambda backend=None: 1)
+    with jax.default_device(cpus[0] if chosen is jax.Device else chosen):
+        is_gpu = chosen is None
+        assert is_supported() == is_gpu
+        assert (on_chip(AGENT) is not None) == is_gpu
+        assert (recurrence.in_a_row(50) > 1) == is_gpu
+        assert (provenance()["hardware"]["device"] == "1 x a GPU") == is_gpu
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Convolutions by the library mean what patches and a product mean, however many run."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lofo import devices
 from lofo.networks import convolutions, patchless
 from lofo.networks.library import EVERY_DIGIT, Library
 from lofo.networks.patchless import Kernels
@@ -101,8 +103,8 @@ def test_kernels_are_for_a_gpu_and_what_keeps_it_busy(monkeypatch: pytest.Monkey
     half = x.astype(jnp.bfloat16)
     much, little = patchless.ENOUGH, patchless.ENOUGH - 1
     assert patchless.kernels_for(half, 32, much, "relu") is None
-    gpu = type("Device", (), {"compute_capability": "9.0"})()
-    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    monkeypatch.setattr(devices, "in_use", lambda: gpu)
     ours, library = Kernels(Sliding, option=False), Kernels(Library, option=None)
     assert patchless.kernels_for(half, 32, little, "relu") == ours
     assert patchless.kernels_for(half, 64, little, "none") == ours

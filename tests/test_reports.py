@@ -339,6 +339,18 @@ def test_thinned_rows_keep_the_verdict_and_the_gap(tmp_path: Path) -> None:
     assert thinned.adaptation.mean_gap == pytest.approx(whole.adaptation.mean_gap)
 
 
+def test_a_thinned_record_of_a_cut_run_keeps_its_maps(tmp_path: Path) -> None:
+    returns = rows_of("a/lofo", 1, PHASE_1)
+    folder = write(tmp_path / "run", header(settings("a/lofo")), returns)
+    file = write_arrays(folder, "a-lofo-phase1", {"coverage": np.ones((4, 3, 5))})
+    recorder = Recorder(folder, (folder / "rows.jsonl").stat().st_size)
+    recorder.note([Row("a/lofo", -1, 1, 200, "maps", file)])
+    recorder.close()
+    thin(folder, tmp_path / "thin", every=10)
+    (run,) = load([tmp_path / "thin"])
+    assert [(file.name, file.step) for file in run.maps[1]] == [("a-lofo-phase1.npz", 200)]
+
+
 def test_a_resumed_run_reads_as_one(tmp_path: Path) -> None:
     plain = header(settings("x")), rows_of("x", 1, PHASE_1), rows_of("x", 2, PHASE_2)
     resumed = *plain[:2], header(settings("x"), step=500), plain[2]
@@ -755,6 +767,28 @@ def test_maps_show_buffers_side_by_side_and_mark_what_was_recorded(tmp_path: Pat
         *("true reward", "LoFo", "FIFO", "Reservoir"),
     ]
     assert "T1 0.90, T2 1.80" in "\n".join(text.get_text() for text in rewards[5].texts)
+
+
+@pytest.mark.parametrize("seed", [None, 8])
+def test_every_panel_counts_the_same_cells(tmp_path: Path, seed: int | None) -> None:
+    """A cell at the rim, of which nothing can be asked, holds samples of one run in one phase."""
+    folder = full_folder(tmp_path / "run")
+    for path in folder.glob("*.npz"):
+        arrays = read_arrays(folder, path.name)
+        arrays["true_reward"][:, 2, 0] = arrays["predicted_reward"][:, 2, 0] = np.nan
+        arrays["coverage"][:, 0, 0] = 0  # a goal: nobody's sample starts there
+        arrays["coverage"][:, 2, 0] = 3 * (path.stem == "a-fifo-phase1")
+        write_arrays(folder, path.stem, arrays)
+    figures = plot_maps(load([folder]), seed)
+    panels = [axes for axes in figures["coverage.png"].axes if axes.images]
+    blank = [np.argwhere(axes.images[0].get_array().mask).tolist() for axes in panels]
+    assert blank == [[[0, 0]]] * 6
+    words = ["\n".join(text.get_text() for text in axes.texts) for axes in panels]
+    counted = [re.findall(r"(\d+) of (\d+) cells empty", text) for text in words]
+    assert counted == [[(empty, "14")] for empty in "101111"]
+    rewards = [axes for axes in figures["rewards.png"].axes if axes.images]
+    blank = [np.argwhere(axes.images[0].get_array().mask).tolist() for axes in rewards]
+    assert blank == [[[0, 0], [2, 0]]] * 8
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

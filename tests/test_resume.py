@@ -22,7 +22,10 @@ import pytest
 
 from conftest import Finished, arrays, program_counts, result_lines
 from lofo.experiments import Event, Pack, checkpoint, run
-from lofo.records import ROWS, Recorder, Row
+from lofo.experiments.compiling import Ahead
+from lofo.records import ROWS, Recorder, Row, read
+from lofo.reports.maps import plot_maps
+from lofo.reports.runs import load
 from lofo.types import LofoError
 
 DRIVER = '''
@@ -31,8 +34,10 @@ from pathlib import Path
 import numpy as np
 from conftest import tiny_pack
 from lofo.experiments import run
+from lofo.experiments.compiling import Ahead
 from lofo.records import Recorder
 
+Ahead.is_ready = lambda self, program: self.wait_for(program) is None  # else chance decides
 folder, pause, point = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
 OWNERS = {"os": os, "np": np, "Recorder": Recorder}
 
@@ -74,10 +79,14 @@ POINTS = [
     ("Recorder.write", "1", "after"),  # rows of phase 0, and no checkpoint at all
     ("Recorder.write", "2", "halfway"),  # a row cut in the middle
     ("np.savez", "1", "after"),  # the checkpoint is written, but not yet renamed
+    ("os.replace", "3", "after"),  # one of two maps of the phase so far, which no row names
+    ("Recorder.note", "2", "after"),  # its rows, behind all others
 ]
 MORE_POINTS = [
     ("os.replace", "1", "after"),  # the first checkpoint, before any step
-    ("os.replace", "2", "after"),  # two blocks on, a new checkpoint in place
+    ("os.replace", "2", "after"),  # a block on, one of two maps of the phase so far
+    ("os.replace", "4", "after"),  # two blocks on, a map of the whole phase beside one of a part
+    ("Recorder.note", "1", "after"),  # no row names the maps
     ("np.savez_compressed", "1", "after"),  # a map is written, but not yet renamed
     ("Recorder.settle", "1", "after"),  # all rows of the block, but no checkpoint of it
     ("os.replace", "1", "before"),  # the first checkpoint lies there under its other name
@@ -90,7 +99,8 @@ MORE_POINTS = [
     ("os.replace", "3", "after"),
     ("np.savez", "1", "before"),
     ("Recorder.settle", "2", "before"),
-    ("os.replace", "4", "before"),
+    ("Recorder.note", "2", "after"),
+    ("os.replace", "3", "before"),
 ]
 
 
@@ -218,6 +228,53 @@ def test_left_in_the_middle_and_resumed_in_the_same_process(
     assert program_counts() | {"init": 0} == before | {"init": 0}
     headers = [x for x in (folder / ROWS).read_text().splitlines() if x.startswith('{"header"')]
     assert [json.loads(x)["header"]["from_step"] for x in headers] == [0, 200]
+
+
+@pytest.mark.parametrize(("phase", "drawn_at", "percent"), [(1, 100, 33), (2, 400, 40)])
+def test_a_run_that_is_cut_leaves_maps_of_the_phase_it_is_in(
+    finished: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: int,
+    drawn_at: int,
+    percent: int,
+) -> None:
+    cut_at = drawn_at + 100
+
+    def watch(event: Event) -> None:
+        if event.step == cut_at and event.score is not None:  # the block's rows, no checkpoint yet
+            raise Stopped
+
+    monkeypatch.setattr(Ahead, "is_ready", lambda self, program: self.wait_for(program) is None)
+    with pytest.raises(Stopped):
+        run(finished.pack, tmp_path, checkpoint_seconds=0, watch=watch)
+    _, rows = read(tmp_path)
+    named = [row for row in rows if row.metric == "maps" and row.phase == phase]
+    assert rows[-2:] == named and {row.step for row in named} == {drawn_at}
+    assert {row.step for row in rows[:-2]} >= {cut_at}
+    coverage = arrays(tmp_path / str(named[1].value))["coverage"]
+    assert named[1].run == "tiny/fifo" and (coverage.sum((1, 2)) == min(drawn_at, 150)).all()
+    for name, figure in plot_maps(load([tmp_path])).items():
+        *panels, _ = figure.axes
+        words = [text.get_text() for axes in panels for text in axes.texts]
+        assert sum(f"after {percent} % of the phase" in word for word in words) == 2, name
+        labels = [axes.get_ylabel().split("\n")[0] for axes in panels if axes.get_ylabel()]
+        assert labels == [["phase 1"], ["end of phase 1", "phase 2"]][phase - 1]
+    run(finished.pack, tmp_path)
+    assert_equal_runs(tmp_path, finished)
+
+
+def test_nobody_waits_for_maps_of_a_phase_that_goes_on(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watch(event: Event) -> None:
+        if event.step == 200 and event.score is not None:
+            raise Stopped
+
+    monkeypatch.setattr(Ahead, "is_ready", lambda self, program: False)
+    with pytest.raises(Stopped):
+        run(finished.pack, tmp_path, checkpoint_seconds=0, watch=watch)
+    assert not [row for row in read(tmp_path)[1] if row.metric == "maps"]
 
 
 def test_a_finished_run_is_left_alone(finished: Finished, tmp_path: Path) -> None:
@@ -483,6 +540,33 @@ def test_a_recorder_cuts_the_rows_back_and_no_further(tmp_path: Path) -> None:
     recorder.close()
     first, *lines = (tmp_path / ROWS).read_text().splitlines()
     assert first == "one" and [json.loads(x)["value"] for x in lines] == [None, "a.npz"]
+
+
+def test_what_is_noted_stands_behind_all_rows_and_is_never_settled(tmp_path: Path) -> None:
+    def metrics() -> list[str]:
+        return [row.metric for row in read(tmp_path)[1]]
+
+    recorder = Recorder(tmp_path, 0)
+    one, two, three, long, short = (
+        [Row("r", 0, 1, 5, metric, 1.0)] for metric in ("one", "two", "three", "long" * 99, "s")
+    )
+    recorder.write(one)
+    length = recorder.settle()
+    recorder.note(long)
+    assert recorder.settle() == length and metrics() == ["one", "long" * 99]
+    recorder.write(two)
+    assert metrics() == ["one", "two", "long" * 99]
+    recorder.note(short)
+    assert metrics() == ["one", "two", "s"]
+    length = recorder.settle()
+    recorder.write(three)
+    recorder.close()
+    recorder = Recorder(tmp_path, length)
+    assert metrics() == ["one", "two"] and recorder.settle() == (tmp_path / ROWS).stat().st_size
+    recorder.note(long)
+    recorder.note([])
+    recorder.close()
+    assert metrics() == ["one", "two"]
 
 
 def test_saving_replaces_the_old_checkpoint_or_leaves_it(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lofo import devices
 from lofo.agents import DynaQ
 from lofo.networks import (
     CNN,
@@ -163,8 +165,8 @@ def test_drawings_of_listed_pictures_are_compared_on_a_gpu(
     decoder = TransposedCNN((64, 32, 3), (6, 6, 5), (1, 4, 3), dtype="bfloat16")
     shown = Picked(jnp.zeros(2, jnp.int32), Gallery(np.zeros((1, 80, 80, 3), np.uint8)), Pixels())
     assert not decoder.compares(shown, shown)
-    gpu = type("Device", (), {"compute_capability": "9.0"})()
-    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    monkeypatch.setattr(devices, "in_use", lambda: gpu)
     assert decoder.compares(shown, shown) and not decoder.compares(shown, shown.pixels())
     others = Picked(shown.rows, Gallery(np.ones((1, 80, 80, 3), np.uint8)), Pixels())
     assert not decoder.compares(shown, others)

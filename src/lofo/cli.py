@@ -24,7 +24,7 @@ from lofo.experiments import (
     run,
     shorten,
 )
-from lofo.experiments.overrides import override
+from lofo.experiments.overrides import missing_scores, named, override, with_first_stale
 from lofo.experiments.settings import describe
 from lofo.folders import Join, Split, Thin, Watch
 from lofo.localities import Fit
@@ -115,7 +115,7 @@ class Run:
         for sweep in SWEEPS.values():
             if experiment.id.startswith(f"{sweep.id}/"):
                 sweep.check_kept(experiment, changed)
-        experiment = _changed(experiment, changed)
+        experiment = _changed(experiment, changed, overrides)
         if self.seeds is not None:
             experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         fraction = parse_fraction(self.fraction)
@@ -126,8 +126,7 @@ class Run:
                 )
             return experiment
         short = shorten(experiment, fraction, keep_limit=self.keep_limit)
-        names = {word.split("=")[0].replace("_", "-") for word in overrides}
-        if "--schedule.evaluate-every" in names:  # asked for by hand
+        if "--schedule.evaluate-every" in named(overrides):  # asked for by hand
             return replace(short, schedule=changed.schedule)
         return short
 
@@ -222,17 +221,18 @@ def _print_columns(lines: list[tuple[str, str, str]]) -> None:
         print(f"{first:{widths[0]}}  {second:{widths[1]}}  {last}")
 
 
-def _changed(registered: Experiment, experiment: Experiment) -> Experiment:
-    """The overridden experiment with its true fraction; another world needs optima of its own."""
-    optima = [[p.optimum for p in e.phases] for e in (registered, experiment)]
-    if experiment.environment != registered.environment and optima[0] == optima[1]:
-        missing = "--phases.0.optimum, --phases.1.optimum and --phases.1.stale"
-        words = f"another world has another optimum: give {missing} too"
+def _changed(
+    registered: Experiment, experiment: Experiment, overrides: Sequence[str]
+) -> Experiment:
+    """The overridden experiment with its true fraction; another world needs its own scores."""
+    if missing := missing_scores(registered, experiment, overrides):
+        words = f"another world has other scores: give {', '.join(missing)} too"
         try:  # who sets what is missing should not then learn that more was
             loop.check(Pack((experiment,)))
         except LofoError as error:
             raise LofoError(f"{error}; and {words}") from error
         raise LofoError(words)
+    experiment = with_first_stale(experiment, overrides)
     lengths = [sum(p.steps for p in e.phases) for e in (registered, experiment)]
     return replace(experiment, fraction=registered.fraction * lengths[1] / lengths[0])
 

@@ -16,6 +16,7 @@ import numpy as np
 from lofo.types import LofoError
 
 ROWS = "rows.jsonl"
+ALL_SEEDS = -1  # the seed of a row that speaks for all
 WHOLE = ("return", "value_loss")  # what a summary reads at every evaluation
 NOT_FINITE = "not_finite"  # marks a run, once: the value is the metric that was not finite
 
@@ -44,25 +45,37 @@ class Recorder:
                 "rows were lost, so start anew in another folder"
             )
         self._file: io.BufferedRandom = open(self.path, "r+b" if exists else "w+b")  # noqa: SIM115  # lives as long as the run
-        self._file.truncate(length)  # rows after the last checkpoint will be written again
-        self._file.seek(length)
+        self._length, self._noted = length, b""
+        self._append(b"")  # rows after the last checkpoint will be written again
 
     def write(self, rows: Iterable[Row]) -> None:
         """Appends rows."""
-        lines = (json.dumps(row._asdict() | {"value": _plain(row.value)}) for row in rows)
-        self._file.write("".join(line + "\n" for line in lines).encode())
-        self._file.flush()
+        self._append(_encoded(rows))
+
+    def note(self, rows: Iterable[Row]) -> None:
+        """Rows that stand behind all others until others are noted, and are never settled.
+
+        Of a run that is cut they are the last that is known; one that goes on loses them.
+        """
+        self._noted = _encoded(rows)
+        self._append(b"")
 
     def write_header(self, header: dict[str, Any]) -> None:
         """Says where the following rows come from."""
-        self._file.write((json.dumps({"header": header}) + "\n").encode())
-        self._file.flush()
+        self._append((json.dumps({"header": header}) + "\n").encode())
 
     def settle(self) -> int:
-        """Forces everything onto the disk and says how long the file is."""
+        """Forces everything onto the disk and says how long the file is, without what is noted."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return self._length
+
+    def _append(self, text: bytes) -> None:
+        self._file.truncate(self._length)  # before it grows: a torn line must be the last one
+        self._file.seek(self._length)
+        self._file.write(text + self._noted)
+        self._file.flush()
+        self._length += len(text)
 
     def close(self) -> None:
         self._file.close()
@@ -91,7 +104,8 @@ def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = WHOLE)
     """Copies a record with fewer rows: `whole` metrics entirely, others at some evaluations.
 
     Kept of each phase are every so many evaluations, counted from its first, and those at the end
-    that a summary judges by, so that it says the same of the copy; and what was not finite.
+    that a summary judges by, so that it says the same of the copy; and what was not finite, and
+    every array file.
     """
     if every < 1:
         raise LofoError(f"keep every 1st, 2nd, … evaluation, got {every}")
@@ -114,10 +128,12 @@ def thin(source: Path, target: Path, every: int, whole: tuple[str, ...] = WHOLE)
                 already = data["header"].get("thinned", 1)
                 header = data["header"] | {"thinned": every * already}
                 file.write(json.dumps({"header": header}) + "\n")
-            elif (data["phase"], data["step"]) in kept or data["metric"] in (NOT_FINITE, *whole):
+                continue
+            is_word = isinstance(data["value"], str)
+            if is_word or (data["phase"], data["step"]) in kept or data["metric"] in whole:
                 file.write(line)
                 num_rows += 1
-                if isinstance(data["value"], str) and data["metric"] != NOT_FINITE:
+                if is_word and data["metric"] != NOT_FINITE:
                     name = data["value"]
                     write_arrays(target, Path(name).stem, read_arrays(source, name))
     os.replace(part, target / ROWS)
@@ -144,6 +160,11 @@ def read_arrays(folder: Path, name: str) -> dict[str, np.ndarray]:
             return {key: file[key] for key in file.files}
     except Exception as error:  # a damaged file can raise almost anything
         raise LofoError(f"{folder / name} cannot be read as arrays: {error}") from error
+
+
+def _encoded(rows: Iterable[Row]) -> bytes:
+    lines = (json.dumps(row._asdict() | {"value": _plain(row.value)}) for row in rows)
+    return "".join(line + "\n" for line in lines).encode()
 
 
 def _lines(path: Path) -> Iterator[str]:

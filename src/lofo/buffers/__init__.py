@@ -1,5 +1,6 @@
 """Replay buffers: rules of forgetting, an index that decides where, a storage that holds what."""
 
+from lofo.buffers.check import check_rule
 from lofo.buffers.forgetting import Fifo, Forgetting, Local, Reservoir, near
 from lofo.buffers.index import Draw, Index, SequenceIndex, SequenceState, TransitionIndex
 from lofo.buffers.ledger import Ledger, Placement
@@ -32,5 +33,6 @@ __all__ = [
     "Trajectory",
     "TransitionIndex",
     "Uniform",
+    "check_rule",
     "near",
 ]

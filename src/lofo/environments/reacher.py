@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lofo import devices
 from lofo.environments.arm import LINK, WRIST_LIMIT, Joints, bend, fingertip, move
 from lofo.environments.base import Chart, Spec, Task, World, check_horizon
 from lofo.environments.raster import SIZE, TARGET_DISTANCE, draw
@@ -230,7 +231,7 @@ class Reacher(World):
         an update of a world model then took three times as long.
         """
         shape, num = direction.shape, math.prod(direction.shape)
-        is_short = num < FEW and jax.default_backend() != "cpu"  # what turns of a loop cost a GPU
+        is_short = num < FEW and not devices.is_cpu()  # what turns of a loop cost a GPU
         if num % 2 or is_short:
             return draw(angles, direction, self.green_t2)
         halves = angles.reshape(2, -1, 2), direction.reshape(2, -1)

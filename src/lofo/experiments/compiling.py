@@ -43,3 +43,7 @@ class Ahead:
         Where it failed, the call itself will say why.
         """
         wait([self._coming[program]])
+
+    def is_ready(self, program: Any) -> bool:
+        """Whether nobody would have to wait for it."""
+        return self._coming[program].done()

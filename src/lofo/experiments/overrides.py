@@ -5,6 +5,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from lofo.experiments.experiment import Experiment
 from lofo.types import LofoError
 
 T = TypeVar("T")
@@ -23,6 +24,30 @@ def override(value: T, arguments: Sequence[str]) -> T:
         raise
     except ValueError as error:  # a field's own check, which names the bad value
         raise LofoError(str(error)) from error
+
+
+def named(arguments: Sequence[str]) -> set[str]:
+    """The options among the words, spelt alike."""
+    return {word.split("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+
+
+def missing_scores(old: Experiment, new: Experiment, arguments: Sequence[str]) -> list[str]:
+    """The options without which a changed world would be judged by another one's scores."""
+    if old.environment == new.environment:
+        return []
+    wanted = [f"--phases.{k}.{s}" for k in range(len(new.phases)) for s in ("optimum", "stale")]
+    given = named(arguments) | {"--phases.0.stale"}  # it follows
+    return [option for option in wanted if option not in given]
+
+
+def with_first_stale(experiment: Experiment, arguments: Sequence[str]) -> Experiment:
+    """In phase 1 the phase-1-optimal policy scores the optimum: who gives that gives both."""
+    given = named(arguments)
+    if "--phases.0.optimum" not in given or "--phases.0.stale" in given:
+        return experiment
+    first, *others = experiment.phases
+    phases = dataclasses.replace(first, stale=first.optimum), *others
+    return dataclasses.replace(experiment, phases=phases)
 
 
 def _mould(value: Any) -> Any:

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 
+from lofo import devices
+
 
 def provenance() -> dict[str, Any]:
     """All that another person needs to run the same again; works without git or an install."""
-    device = jax.devices()[0]
+    device = devices.in_use()
     return {
         "commit": os.environ.get("LOFO_COMMIT") or _commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -22,7 +24,7 @@ def provenance() -> dict[str, Any]:
         "versions": {"python": platform.python_version()}
         | {name: _version(name) for name in ("lofo-rl", "jax", "jaxlib", "numpy", "optax")},
         "hardware": {
-            "device": f"{jax.device_count()} x {device.device_kind}",
+            "device": f"{jax.device_count(device.platform)} x {device.device_kind}",
             "processor": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
         },

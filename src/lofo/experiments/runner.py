@@ -19,16 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo.experiments import checkpoint, finite, fitting, loop
+from lofo.experiments.charts import write_maps
 from lofo.experiments.compiling import Ahead
 from lofo.experiments.experiment import configuration, difference
 from lofo.experiments.film import film, is_filmed, write_films
 from lofo.experiments.pack import Pack, Runs
 from lofo.experiments.provenance import provenance
 from lofo.experiments.timeline import Block, evaluation_tasks, plan
-from lofo.records import ROWS, Recorder, Row, read, write_arrays
+from lofo.records import ALL_SEEDS, ROWS, Recorder, Row, read
 from lofo.types import LofoError, Metrics
 
-ALL_SEEDS = -1  # the seed of a row that speaks for all
 CHUNKS = 10  # calls into the compiled program between two evaluations, so that progress shows
 TIMING = "timing/"  # metrics of this prefix differ from one execution to the next
 
@@ -153,7 +153,9 @@ class _Execution:
             runs, sums = self._train(runs, block, recorder)
             scores = self._record(runs, sums, block, recorder, began)
             if block.closes:
-                self._draw(runs, block, recorder)
+                recorder.note([])  # what was sketched of the phase is drawn over
+                self.ahead.wait_for(loop.picture)
+                recorder.write(write_maps(self.pack, runs, block, self.folder))
                 if is_filmed(self.pack):
                     self.ahead.wait_for(film)
                     recorder.write(write_films(self.pack, runs, block, self.folder))
@@ -164,6 +166,7 @@ class _Execution:
             is_last = number == len(blocks)
             if is_last or time.monotonic() - saved_at >= self.checkpoint_seconds:
                 self._save(runs, recorder, number)
+                self._sketch(runs, block, recorder)
                 saved_at = time.monotonic()
 
     def _train(self, runs: Runs, block: Block, recorder: Recorder) -> tuple[Runs, Metrics]:
@@ -236,24 +239,14 @@ class _Execution:
         returns = metrics["return"]
         return float(returns[np.isfinite(returns)].mean())
 
-    def _draw(self, runs: Runs, block: Block, recorder: Recorder) -> None:
-        task = self.pack.lead.environment.train_task(block.phase)
-        self.ahead.wait_for(loop.picture)
-        maps = jax.tree.map(np.asarray, loop.picture(self.pack, runs, task))
-        environment = self.pack.lead.environment
-        chart = environment.chart()
-        in_zone = jax.vmap(environment.in_t1_zone)(chart.states)  # as many looks at every cell
-        frame = {
-            "extent": np.asarray(chart.extent),
-            "axes": np.asarray(chart.axes),
-            "t1_zone": np.asarray(in_zone).reshape(*chart.shape, -1).any(-1),
-        }
-        for k, experiment in enumerate(self.pack.experiments):
-            name = f"{experiment.id.replace('/', '-')}-phase{block.phase}"
-            file = write_arrays(self.folder, name, self.pack.part(maps, k) | frame)
-            recorder.write(
-                [Row(experiment.id, ALL_SEEDS, block.phase, block.last_step, "maps", file)]
-            )
+    def _sketch(self, runs: Runs, block: Block, recorder: Recorder) -> None:
+        """Maps of a phase that goes on, for whoever finds the run cut; nobody waits for them.
+
+        They are noted, not written: the phase's own will take their place, file by file.
+        """
+        if not block.closes and self.ahead.is_ready(loop.picture):
+            recorder.note([])  # while files and rows do not fit
+            recorder.note(write_maps(self.pack, runs, block, self.folder))
 
     def _save(self, runs: Runs, recorder: Recorder, blocks_done: int) -> None:
         manifest = {

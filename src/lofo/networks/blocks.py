@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 
+from lofo import devices
 from lofo.types import Array, Key, Tree
 
 Activation = Literal["tanh", "relu", "elu", "none"]
@@ -67,7 +68,7 @@ def times(x: Array, weight: Array) -> Array:
     """
     if not x.dtype == weight.dtype == jnp.bfloat16:
         return x @ weight
-    if jax.default_backend() == "cpu":
+    if devices.is_cpu():
         return (x.astype(jnp.float32) @ weight.astype(jnp.float32)).astype(x.dtype)
     if x.ndim == 1:  # one row: as a product, a kernel more would write its rounded terms down
         terms = x.astype(jnp.float32)[:, None] * weight.astype(jnp.float32)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from lofo import devices
 from lofo.networks import drawings, patchless
 from lofo.networks.blocks import Activation, finish, times
 from lofo.networks.tiles import cut, cut_kernel, join
@@ -32,7 +33,7 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
     if kernels and (kernels == patchless.OURS or not are_few):
         return patchless.convolve(x, weight, bias, stride, activation, kernels)
     # weights are what is large, or what a step on a GPU waits for: in the order a CNN keeps them
-    is_alone = len(x) == 1 and jax.default_backend() != "cpu"
+    is_alone = len(x) == 1 and not devices.is_cpu()
     if is_alone or len(x) * height * width <= out:
         flat = jnp.moveaxis(weight, 2, 0).reshape(-1, out).astype(x.dtype)
         patches = _patches(x, kernel, stride, height, width)

@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from lofo import devices
 from lofo.networks.slides import padded
 from lofo.types import Array
 
@@ -32,8 +33,8 @@ Layer = dict[str, Array]  # "weight" [fan_in, fan_out] and "bias" [fan_out]
 
 
 def is_supported() -> bool:
-    """Whether the device has the tensor cores that the kernels are written for."""
-    capability = getattr(jax.devices()[0], "compute_capability", "")
+    """Whether the device in use has the tensor cores that the kernels are written for."""
+    capability = getattr(devices.in_use(), "compute_capability", "")
     return bool(re.fullmatch(r"\d+\.\d+", str(capability))) and float(capability) >= 8
 
 

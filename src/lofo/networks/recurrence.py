@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from lofo import devices
 from lofo.networks.blocks import ALIGNED, times
 from lofo.types import Array, Tree
 
@@ -43,7 +44,7 @@ class Walk(NamedTuple):
 
 def in_a_row(num_steps: int, most: int = MOST_IN_A_ROW) -> int:
     """How many steps each turn of a loop takes: a GPU then spends less on the turns."""
-    if jax.default_backend() == "cpu":  # there turns are cheap, and programs long to compile
+    if devices.is_cpu():  # there turns are cheap, and programs long to compile
         return 1
     return max(n for n in range(1, most + 1) if num_steps % n == 0)
 

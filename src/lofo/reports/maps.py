@@ -26,6 +26,7 @@ SEE_THROUGH = (0, 0, 0, 0)  # where nothing can be asked: the hatching behind sh
 NUM_ACROSS = 4  # runs side by side; more go into further blocks
 NAME_WIDTH = 26  # letters above a map
 LETTERS_AN_INCH = 10  # of a figure's title
+TRUTH = "true reward"  # what leads a figure of rewards
 
 
 class Map(NamedTuple):
@@ -35,6 +36,7 @@ class Map(NamedTuple):
     extent: tuple[float, float, float, float]  # left, right, bottom, top
     axes: tuple[str, str]  # what runs across, what runs up
     t1_zone: np.ndarray | None  # [H, W] bool, where the record says it
+    so_far: str = ""  # how far into the phase, if the run was cut before its end
 
 
 class Cell(NamedTuple):
@@ -88,7 +90,7 @@ def plot_maps(runs: Sequence[Run], seed: int | None = None) -> dict[str, Figure]
         title = f"{world} · " + ("mean over seeds" if seed is None else f"seed {seed}")
         truth = _cells(own, "true_reward", seed)
         marks = find_landmarks({cell.phase: cell.map.values for cell in truth})
-        if cells := _cells(own, "coverage", seed):
+        if cells := _alike(_cells(own, "coverage", seed), truth):
             figures[f"coverage{ending}.png"] = _plot_coverage(title, cells, marks)
         if cells := _cells(own, "predicted_reward", seed):
             figures[f"rewards{ending}.png"] = _plot_rewards(title, truth, cells, marks)
@@ -96,7 +98,7 @@ def plot_maps(runs: Sequence[Run], seed: int | None = None) -> dict[str, Figure]
 
 
 def read_map(run: Run, phase: int, name: str, seed: int | None = None) -> Map | None:
-    """A map of a run at the end of a phase, or None if none was recorded."""
+    """A map of a run at the end of a phase, or as far as it got; None if none was recorded."""
     files = [(file, read_arrays(file.folder, file.name)) for file in run.maps.get(phase, ())]
     layers = [
         layer
@@ -114,7 +116,18 @@ def read_map(run: Run, phase: int, name: str, seed: int | None = None) -> Map | 
     across, up = (str(axis) for axis in frame["axes"])
     left, right, bottom, top = frame["extent"].tolist()
     mean = mean_of_known(np.stack(layers), axis=0)
-    return Map(mean, (left, right, bottom, top), (across, up), frame.get("t1_zone"))
+    so_far = _so_far(run, phase, [file.step for file, _ in files])
+    return Map(mean, (left, right, bottom, top), (across, up), frame.get("t1_zone"), so_far)
+
+
+def _so_far(run: Run, phase: int, steps: list[int]) -> str:
+    """In words; nothing if all are at the end of the phase."""
+    start, end = next((s.start, s.end) for s in run.stretches if s.number == phase)
+    percents = [100 * (step - start) // (end - start) for step in steps]
+    low, high = min(percents), max(percents)
+    if low >= 100:
+        return ""
+    return f"after {low if low == high else f'{low} to {high}'} % of the phase"
 
 
 def _cells(runs: Sequence[Run], name: str, seed: int | None) -> list[Cell]:
@@ -122,17 +135,26 @@ def _cells(runs: Sequence[Run], name: str, seed: int | None) -> list[Cell]:
         Cell(run.name, stretch.number, found)
         for run in runs
         for stretch in run.stretches
-        if (found := _read_shown(run, stretch.number, name, seed)) is not None
+        if (found := read_map(run, stretch.number, name, seed)) is not None
     ]
 
 
-def _read_shown(run: Run, phase: int, name: str, seed: int | None) -> Map | None:
-    """A map whose terminal cells are blank: no sample starts there, so none is missing."""
-    shown, truth = (read_map(run, phase, n, seed) for n in (name, "true_reward"))
-    if shown is None or truth is None:
-        return shown
-    blank = np.isnan(truth.values) & ~(shown.values > 0)  # a cell may be terminal only in part
-    return shown._replace(values=np.where(blank, np.nan, shown.values))
+def _alike(cells: list[Cell], truth: list[Cell]) -> list[Cell]:
+    """The maps with the same cells blank in all: where nothing can be asked and nobody has been.
+
+    At the rim of what can be reached a cell may hold samples, although its centre is out of reach.
+    If one run has some there, their want is shown and counted in the others.
+    """
+    blank: dict[tuple[int, ...], np.ndarray] = {}
+    for shape in {cell.map.values.shape for cell in truth}:
+        unasked = [np.isnan(t.map.values) for t in truth if t.map.values.shape == shape]
+        empty = [~(c.map.values > 0) for c in cells if c.map.values.shape == shape]
+        blank[shape] = np.all([*unasked, *empty], axis=0)
+
+    def show(m: Map) -> Map:
+        return m._replace(values=np.where(blank.get(m.values.shape, False), np.nan, m.values))
+
+    return [cell._replace(map=show(cell.map)) for cell in cells]
 
 
 def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
@@ -145,7 +167,8 @@ def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
     for cell in cells:
         values, zone = cell.map.values, cell.map.t1_zone
         is_empty = values <= 0
-        notes = [f"{np.nansum(values):,.0f} samples"]
+        notes = [cell.map.so_far] if cell.map.so_far else []
+        notes += [f"{np.nansum(values):,.0f} samples"]
         notes += [f"{is_empty.sum()} of {np.isfinite(values).sum()} cells empty in every seed"]
         if zone is not None and np.nansum(values):
             notes += [f"{100 * np.nansum(values[zone]) / np.nansum(values):.1f} % in the T1-zone"]
@@ -159,13 +182,16 @@ def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
 
 def _plot_rewards(title: str, truth: list[Cell], cells: list[Cell], marks: Landmarks) -> Figure:
     """Predicted beside true reward on one scale; beyond it colours saturate and a note says so."""
-    first = [c._replace(name="true reward") for c in {cell.phase: cell for cell in truth}.values()]
+    first = [c._replace(name=TRUTH) for c in {cell.phase: cell for cell in truth}.values()]
     high = max((np.nanmax(c.map.values, initial=0.0) for c in first), default=0.0) or 1.0
     colours = matplotlib.colormaps["viridis"].with_extremes(bad=SEE_THROUGH)
     scale = Scale(Normalize(0.0, high), colours)
     grid = _grid(f"Reward, true and predicted · {title}", marks, cells, first)
     for cell in [*first, *cells]:
-        _fill(grid, cell, cell.map.values, scale, _reward_notes(cell.map.values, marks))
+        notes = _reward_notes(cell.map.values, marks)
+        is_believed = cell.name != TRUTH and cell.map.so_far  # the truth is the same all along
+        notes = [cell.map.so_far, *notes] if is_believed else notes
+        _fill(grid, cell, cell.map.values, scale, notes)
     bar = _colour_bar(grid, scale, "both")
     bar.set_label(f"reward\n({_signs(cells)})")
     return grid.figure
@@ -201,7 +227,9 @@ def _grid(title: str, marks: Landmarks, cells: list[Cell], leading: Sequence[Cel
             axes.axis("off")
             continue
         places.setdefault((block[j], phase), []).append(axes)
-        _name_axes(axes, cells[0].map.axes, phase if j == 0 else None, phase == phases[-1])
+        is_over = not any(cell.map.so_far for cell in cells if cell.phase == phase)
+        label = f"end of phase {phase}" if is_over else f"phase {phase}"
+        _name_axes(axes, cells[0].map.axes, label if j == 0 else None, phase == phases[-1])
         if (block[j], phase) not in recorded:
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center")
         if phase == phases[0]:
@@ -209,13 +237,13 @@ def _grid(title: str, marks: Landmarks, cells: list[Cell], leading: Sequence[Cel
     return Grid(figure, places, marks)
 
 
-def _name_axes(axes: Axes, names: tuple[str, str], phase: int | None, is_last: bool) -> None:
+def _name_axes(axes: Axes, names: tuple[str, str], label: str | None, is_last: bool) -> None:
     """Numbers and words only at the rim of a block."""
     across, up = names
     axes.set_xlabel(across if is_last else "", fontsize=9)
-    axes.set_ylabel("" if phase is None else f"end of phase {phase}\n{up}", fontsize=9.5)
+    axes.set_ylabel("" if label is None else f"{label}\n{up}", fontsize=9.5)
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.tick_params(labelsize=8, labelbottom=is_last, labelleft=phase is not None)
+    axes.tick_params(labelsize=8, labelbottom=is_last, labelleft=label is not None)
 
 
 def _fill(grid: Grid, cell: Cell, values: np.ndarray, scale: Scale, notes: list[str]) -> None:

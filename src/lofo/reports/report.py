@@ -73,12 +73,13 @@ CAPTIONS = {
     "model error outside the T1-zone should not move in phase 2; a buffer that throws away what "
     "is far from T1 forgets them. Where no run recorded that error, the share of evaluation "
     "episodes that end at T2, of runs that recorded it: in phase 2 all of them should.",
-    "coverage": "What is remembered at the end of each phase: samples in each cell of the world, "
-    "on one logarithmic scale. After phase 2 a good buffer still holds samples everywhere; grey "
-    "cells are forgotten regions. T1 and T2 are where the true reward is paid.",
-    "rewards": "What the model believes at the end of each phase, beside the truth, on one colour "
-    "scale; above each map its range, which may go beyond the scale, and its mean over the cells "
-    "whose steps end at T1 and at T2. Compare these in phase 2.",
+    "coverage": "What is remembered at the end of each phase, or as far as the run got: samples in "
+    "each cell of the world, on one logarithmic scale. After phase 2 a good buffer still holds "
+    "samples everywhere; grey cells are forgotten regions. T1 and T2 are where the true reward is "
+    "paid.",
+    "rewards": "What the model believes at the end of each phase, or as far as the run got, beside "
+    "the truth, on one colour scale; above each map its range, which may go beyond the scale, and "
+    "its mean over the cells whose steps end at T1 and at T2. Compare these in phase 2.",
     "film": "What the agent does at the end of each phase, without exploration and from the same "
     "start. Left: the world. Right: what the world model draws, first of pictures it has seen "
     "(green), then from its imagination and the same actions alone (orange).",

@@ -68,11 +68,12 @@ class Curve(NamedTuple):
 
 
 class ArrayFile(NamedTuple):
-    """An array file about some seeds of a run at the end of a phase."""
+    """An array file about some seeds of a run at the end of a phase, or as far as it got."""
 
     folder: Path
     name: str
     seeds: tuple[int, ...]  # of maps one for each layer; films show the first
+    step: int  # since the run began
 
 
 class Source(NamedTuple):
@@ -275,7 +276,8 @@ def _array_files(parts: list[_Part], metric: str) -> dict[int, tuple[ArrayFile, 
     for part in parts:
         for row in part.rows:
             if row.metric == metric and (part.folder / str(row.value)).exists():
-                file = ArrayFile(part.folder, str(row.value), tuple(part.settings["seeds"]))
+                seeds = tuple(part.settings["seeds"])
+                file = ArrayFile(part.folder, str(row.value), seeds, row.step)
                 found.setdefault(row.phase, {})[file] = None
     return {phase: tuple(files) for phase, files in found.items()}
 

@@ -1,0 +1,178 @@
+"""The checker of rules: ours keep every promise, and each broken one is named."""
+
+import dataclasses
+import itertools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import io_callback
+
+from lofo.buffers import Fifo, Local, Placement, Reservoir, check_rule, near
+from lofo.types import LofoError, register_dataclass
+
+KEY = jax.random.key(0)
+NOBODY, NO = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Fifo(), Reservoir(), Local(0.5, 1), Local(0.3, 7), Local(jnp.float32(2.0), jnp.int32(40))],
+    ids=str,
+)
+def test_our_rules_keep_every_promise(rule):
+    check_rule(rule, KEY)
+
+
+@pytest.mark.parametrize(("capacity", "window"), [(1, 1), (1, 3), (5, 1), (64, 50)])
+def test_whatever_the_room(capacity, window):
+    for rule in (Fifo(), Reservoir(), Local(0.5, 2)):
+        check_rule(rule, KEY, capacity=capacity, window=window)
+
+
+def made(place, base=object, **said):
+    """A rule, with one field and this for a method."""
+    said = {"needs_embedding": True, "voids_rewards": True} | said
+    body = {"__annotations__": {"radius": float}, "radius": 0.5, "place": place} | said
+    kind = type("Mine", (base,), body)
+    return register_dataclass(dataclasses.dataclass(frozen=True)(kind))()
+
+
+def goes_to(slot, num_near=lambda ledger: NOBODY, overflow=lambda ledger: NO, **said):
+    """A rule that answers by functions of the ledger."""
+
+    def place(self, ledger, embedding, key):
+        return Placement(jnp.int32(slot(ledger)), num_near(ledger), overflow(ledger))
+
+    return made(place, **said)
+
+
+def fresh(ledger):
+    return ledger.size
+
+
+def newest(ledger):
+    """One that crowds all into the first half of the rows."""
+    return jnp.minimum(ledger.size, ledger.capacity // 2)
+
+
+def branching(self, ledger, embedding, key):
+    return Placement(ledger.size if ledger.size < 3 else jnp.int32(0), NOBODY, NO)
+
+
+def counting(self, ledger, embedding, key, count=itertools.count()):  # noqa: B008  # on purpose
+    row = jnp.int32(next(count) % 4)
+    return Placement(jnp.where(ledger.size < 4, ledger.size, row), NOBODY, NO)
+
+
+def peeping(self, ledger, embedding, key):
+    is_traced = isinstance(ledger.size, jax.core.Tracer)
+    return Placement(jnp.minimum(ledger.size, 4 + is_traced), NOBODY, NO)
+
+
+def telling(self, ledger, embedding, key):
+    io_callback(lambda where: None, None, embedding, ordered=True)
+    return Placement(ledger.size, NOBODY, NO)
+
+
+def dividing(self, ledger, embedding, key):
+    """The mean place of no rows is none."""
+    total = jnp.sum(jnp.where(ledger.live[:, None], ledger.embedding, 0.0))
+    is_far = total / ledger.size > 1.0  # NaN > 1 is False
+    return Placement(jnp.where(is_far, 0, ledger.size).astype(jnp.int32), NOBODY, NO)
+
+
+def forgetting_who_lives(self, ledger, embedding, key):
+    num_near = jnp.sum(near(ledger.embedding, embedding, self.radius))  # and ledger.live
+    return Placement(jnp.where(num_near > 5, 0, ledger.size), NOBODY, NO)
+
+
+def any_row(self, ledger, embedding, key):
+    row = jax.random.randint(key, (), 0, jnp.maximum(ledger.size, 1))
+    return Placement(jnp.where(ledger.size < ledger.capacity, ledger.size, row), NOBODY, NO)
+
+
+def test_rules_of_ones_own_that_keep_them():
+    check_rule(goes_to(fresh), KEY)
+    check_rule(goes_to(newest, needs_embedding=False), KEY)
+    check_rule(made(any_row), KEY)
+
+
+BROKEN = {
+    "slot is a row; it gave -1 with size 0 and capacity 32, newcomer 0; what fits: below size": (
+        goes_to(lambda ledger: ledger.size - 1)
+    ),
+    "slot is a row; it gave 33 with size 32": goes_to(
+        lambda ledger: ledger.size + (ledger.size == ledger.capacity)
+    ),
+    "live rows remain the first; it gave 1 with size 0 and capacity 32": goes_to(
+        lambda ledger: jnp.minimum(ledger.size + 1, ledger.capacity - 1)
+    ),
+    "neighbours are live; it gave 32 with size 0": goes_to(
+        fresh, num_near=lambda ledger: jnp.int32(ledger.capacity)
+    ),
+    "who overflows leaves a full buffer; it gave True with size 0": goes_to(
+        fresh, overflow=lambda ledger: ~NO
+    ),
+    "slot is one number of its kind; it gave float32[]; what fits: int32[]": made(
+        lambda self, ledger, embedding, key: Placement(1.0 * ledger.size, NOBODY, NO)
+    ),
+    "num_near is one number of its kind; it gave bool[32]; what fits: int32[]": goes_to(
+        fresh, num_near=lambda ledger: ledger.live
+    ),
+    "place gives a Placement; it gave": made(lambda self, ledger, embedding, key: ledger.size),
+    "place runs under jit; it gave Attempted boolean conversion of traced array": made(branching),
+    "place runs under vmap; it gave Cannot `vmap` ordered": made(telling),
+    "the same key gives the same row; it gave slot": made(counting),
+    "jit changes no decision; it gave slot 4 and slot 5 with size 5": made(peeping),
+    "place makes no NaN, even in passing; it gave ": made(dividing),
+    "rows that are not live have no say; it gave slot": made(forgetting_who_lives),
+    "32 starts with windows of 4 need no more than B·N slots; it gave": made(
+        any_row, Fifo, needs_embedding=False
+    ),
+    "the class says voids_rewards; it gave None; what fits: a ClassVar": goes_to(
+        fresh, voids_rewards=None
+    ),
+}
+
+
+@pytest.mark.parametrize("words", BROKEN, ids=lambda words: words.split(";")[0])
+def test_a_broken_promise_is_named(words):
+    with pytest.raises(LofoError) as caught:
+        check_rule(BROKEN[words], KEY)
+    message = str(caught.value)
+    assert message.startswith(f"Mine breaks a promise: {words}"), message
+    assert "\n" not in message and len(message) < 400
+
+
+def test_a_rule_that_jax_cannot_look_into_is_told_how():
+    @dataclasses.dataclass(frozen=True)
+    class Plain:
+        needs_embedding: ClassVar[bool] = False
+        voids_rewards: ClassVar[bool] = False
+
+        def place(self, ledger, embedding, key):
+            return Placement(ledger.size, NOBODY, NO)
+
+    with pytest.raises(LofoError, match=r"Plain breaks a promise: a rule is a pytree; .*register"):
+        check_rule(Plain(), KEY)
+
+
+def test_fields_that_are_judged_as_if_they_were_numbers():
+    @register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Judging:
+        radius: float
+        needs_embedding: ClassVar[bool] = True
+        voids_rewards: ClassVar[bool] = True
+
+        def __post_init__(self):
+            if self.radius <= 0:
+                raise ValueError("a radius is positive")
+
+        def place(self, ledger, embedding, key):
+            return Placement(ledger.size, NOBODY, NO)
+
+    with pytest.raises(LofoError, match="fields can be traced, too; it gave Attempted boolean"):
+        check_rule(Judging(0.5), KEY)
