@@ -186,8 +186,8 @@ class Show:
 MORAL = """\
 LoFo forgets only near what it sees, so it unlearns T1's old reward and keeps T2. FIFO that keeps
 everything still holds T1's old reward (stale rows); FIFO of LoFo's size has lost what lies outside
-the T1-zone. A large FIFO recovers partly if phase 2 goes on long enough, until the new samples
-outnumber the stale ones; the paper reports the same."""
+the T1-zone. A FIFO that keeps everything recovers if phase 2 goes on for so long that new samples
+far outnumber the stale ones."""
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
     "list": List,
