@@ -486,6 +486,13 @@ def test_local_forgetting_keeps_its_colour(tmp_path: Path) -> None:
     assert len({str(style.linestyle) for style in look.values()}) == 3
 
 
+def test_the_plain_run_has_the_first_colour_wherever_it_stands(tmp_path: Path) -> None:
+    every = [settings("w/lofo-by_error"), settings("w/lofo")]
+    every[0]["buffer"] = every[0]["buffer"] | {"name": "LoFo by error"}
+    look = looks(load([write(tmp_path, header(*every), rows_of("w/lofo", 1, PHASE_1))]))
+    assert look["w/lofo"].color == "#0072B2" != look["w/lofo-by_error"].color
+
+
 def test_larger_buffers_are_darker(tmp_path: Path) -> None:
     sizes = {"FIFO": (30_000, 4_500_000, 300_000, 3_000_000), "Reservoir": (30_000, 300_000)}
     every = [settings("lofo"), settings("other")]

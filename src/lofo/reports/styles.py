@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 
+from lofo.reports.names import last_part
 from lofo.reports.runs import Key, Run
 
 # Okabe and Ito's colours, safe for colour-blind readers, and shades around them.
@@ -69,7 +70,7 @@ def styles(runs: Sequence[Run]) -> dict[Key, Style]:
     """A look for each run, by its key; ask for all runs at once, even to draw a few of them."""
     numbers: dict[tuple[str, str], int] = {}
     # The fullest panel numbers its buffers by size; the others follow it.
-    # Others are numbered as they were named: whoever comes first has the first colour.
+    # Others are numbered as they were named, the plain one (`lofo`, not `lofo-...`) before all.
     for own in sorted(_by_family(runs).values(), key=len, reverse=True):
         keys = [(family(run), run.member) for run in own]
         for run, key in sorted(zip(own, keys, strict=True), key=lambda pair: _size_order(pair[0])):
@@ -100,7 +101,7 @@ def _order(run: Run) -> tuple[int, float]:
 
 
 def _size_order(run: Run) -> float:
-    return full_size(run) if family(run) in BY_SIZE else 0.0
+    return full_size(run) if family(run) in BY_SIZE else float("-" in last_part(run.id))
 
 
 def _style(kind: str, number: int, num_members: int) -> Style:
