@@ -229,8 +229,10 @@ class Dreamer:
             return then, (features, now.deterministic, action)
 
         def promise(features: Array) -> tuple[Array, tuple[Array, Array]]:
-            rewards = self.model.reward(state.model, features)[:-1]
-            values = self._value(state.target, features)
+            heads = (self.model.reward_head, state.model.reward), (self.value, state.target[0])
+            of_reward, of_value = self.model.apply_all([*heads], features)
+            rewards = self.model.tell(state.model, of_reward)[:-1]
+            values = self._judge(state.target, of_value)
             returns = lambda_returns(rewards, values, self.discount, self.trace)
             return jnp.mean(self._weights[:-1] * returns[1:]), (rewards, returns)
 
@@ -263,7 +265,11 @@ class Dreamer:
         return truncated_normal(linear(2 * self.model.action_size).apply(actor[1], hidden))
 
     def _value(self, value: Tree, features: Array) -> Array:
-        return linear(1).apply(value[1], self.model.apply(self.value, value[0], features))[..., 0]
+        return self._judge(value, self.model.apply(self.value, value[0], features))
+
+    def _judge(self, value: Tree, hidden: Array) -> Array:
+        """The value that the critic's last layer reads off what it has made of features."""
+        return linear(1).apply(value[1], hidden)[..., 0]
 
     def _check_actions(self, items: Step) -> None:
         shape, dtype = items.action.shape[2:], items.action.dtype
