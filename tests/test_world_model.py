@@ -12,7 +12,7 @@ import pytest
 
 from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
-from lofo.networks import Discrete, Gaussian, recurrence, rssm, watching, watching_back
+from lofo.networks import Discrete, Gaussian, blaming, recurrence, rssm, watching, watching_back
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer, times
 from lofo.networks.distributions import (
@@ -488,6 +488,48 @@ def test_kernels_of_our_own_find_the_gradients_of_the_loop(dtype, digits, monkey
     for ours, theirs in zip(*map(jax.tree.leaves, (slopes(), plain)), strict=True):
         most = np.abs(np.float32(theirs)).max()
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), atol=digits * most)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_kernels_of_our_own_blame_actions_as_the_loop_does(dtype, digits, monkeypatch):
+    """The slopes of actions in a dream, of two runs side by side."""
+    model, (params, actions, *_) = two_small_runs(7, dtype, 6, 70)  # more rows than a program takes
+    keys = jax.random.split(jax.random.key(3))
+
+    def slopes(params, actions, key):
+        key_begin, key_noise, key_slope = jax.random.split(key, 3)
+        layers, noise = model.apart(params), model.latent.noise(key_noise, (6, 70))
+
+        def step(now, given):
+            found = model.features(now).astype(dtype), now.deterministic
+            return model.imagine_by(layers, now, *given)[0], found
+
+        begun = jax.random.normal(key_begin, (70, 20))
+        begun = model.begin((70,))._replace(deterministic=begun)
+        last, (features, state) = jax.lax.scan(step, begun, (actions, noise))
+        features = jnp.concatenate([features, model.features(last)[None].astype(dtype)])
+        own = jax.random.normal(key_slope, features.shape).astype(dtype)
+        return blaming.blame(model, layers, state, features, (actions, noise), own)
+
+    plain = jax.jit(jax.vmap(slopes))(params, actions, keys)
+    monkeypatch.setattr(blaming, "suits", lambda *given: True)
+    monkeypatch.setattr(blaming, "trace", partial(blaming.trace, interpret=True))
+    monkeypatch.setattr(blaming, "in_a_row", lambda num: 3)
+    monkeypatch.setattr(watching_back, "DEPTH", 16)
+    ours = jax.jit(jax.vmap(lambda *given: slopes(*given)))(params, actions, keys)
+    np.testing.assert_allclose(ours, plain, atol=digits * np.abs(plain).max())
+
+
+def test_kernels_that_blame_are_chosen_by_a_switch_where_they_fit(monkeypatch):
+    layers = {"gates": {"weight": jnp.zeros((2, 2), jnp.bfloat16)}, "norm": {}}
+    rows, like = jnp.zeros((3, 2, 2), jnp.bfloat16), rssm.RSSM()
+    assert not blaming.suits(like, layers, rows)  # there is no GPU here
+    monkeypatch.setattr(blaming.onchip, "is_supported", lambda: True)
+    assert blaming.suits(like, layers, rows)
+    assert not blaming.suits(replace(like, own_kernels=False), layers, rows)
+    assert not blaming.suits(replace(like, hidden_size=3), layers, rows)
+    assert not blaming.suits(replace(like, latent=Gaussian()), layers, rows)
+    assert not blaming.suits(like, layers, rows.astype(jnp.float32))
 
 
 def test_what_came_before_an_episode_leaves_no_trace_in_it():

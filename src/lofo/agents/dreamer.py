@@ -22,6 +22,7 @@ from lofo.agents.descent import descend, follow, remember
 from lofo.agents.returns import lambda_returns
 from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Discrete, RSSMState, TransposedCNN, linear
+from lofo.networks.blaming import blame
 from lofo.networks.distributions import (
     TruncatedNormal,
     truncated_normal,
@@ -240,12 +241,10 @@ class Dreamer:
             step, starts, (noise, lots), unroll=in_a_row(self.horizon)
         )
         ending = self.model.features(last).astype(features.dtype)
-        features = jnp.concatenate([features, ending[None]]).astype(jnp.float32)
+        features = jnp.concatenate([features, ending[None]])
         (promised, (rewards, returns)), slope = jax.value_and_grad(promise, has_aux=True)(features)
-        size = self.model.rssm.latent.size
-        before = RSSMState(deterministic, features[:-1, :, :size])
-        slopes = RSSMState(slope[1:, :, size:], slope[1:, :, :size])
-        by_action = self.model.rssm.blame(layers, before, actions, noise, slopes)
+        given = deterministic, features, (actions, noise), slope
+        by_action = blame(self.model.rssm, layers, *given)
         return Dream(features, rewards, returns, promised, by_action)
 
     def _actor_loss(
