@@ -12,7 +12,16 @@ import pytest
 
 from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
-from lofo.networks import Discrete, Gaussian, blaming, recurrence, rssm, watching, watching_back
+from lofo.networks import (
+    Discrete,
+    Gaussian,
+    blaming,
+    dreaming,
+    recurrence,
+    rssm,
+    watching,
+    watching_back,
+)
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer, times
 from lofo.networks.distributions import (
@@ -518,6 +527,33 @@ def test_kernels_of_our_own_blame_actions_as_the_loop_does(dtype, digits, monkey
     monkeypatch.setattr(watching_back, "DEPTH", 16)
     ours = jax.jit(jax.vmap(lambda *given: slopes(*given)))(params, actions, keys)
     np.testing.assert_allclose(ours, plain, atol=digits * np.abs(plain).max())
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_dreams_in_code_go_on_as_imagined(dtype, digits):
+    """By the kernel of our own and without it."""
+    model, (params, actions, *_) = two_small_runs(8, dtype, 19)
+
+    def steps(params, action, key):
+        key_state, key_latent, key_noise = jax.random.split(key, 3)
+        layers, noise = model.apart(params), model.latent.noise(key_noise, (19,))
+        state = jax.random.normal(key_state, (19, 20))
+        code = jax.random.randint(key_latent, (19, 3), 0, 16).at[0].set(16)  # one of them blank
+        begun = rssm.RSSMState(state, model.latent.decode(code))
+        then, _ = model.imagine_by(layers, begun, action, noise)
+        np.testing.assert_array_equal(model.latent.encode(begun.stochastic), code)
+        features = dreaming.features_of(model, state, code, dtype)
+        np.testing.assert_array_equal(features, model.features(begun).astype(dtype))
+        given = model.reading_features(layers), state, features, (action, noise)
+        each = dreaming.dream_on(model, *given), dreaming.dream_by_kernel(model, *given, True)
+        return then, [rssm.RSSMState(x, model.latent.decode(y)) for x, y in each]
+
+    for k, key in enumerate(jax.random.split(KEY)):
+        own = jax.tree.map(lambda x, k=k: x[k], (params, actions))
+        then, found = steps(*own, key)
+        for state in found:
+            np.testing.assert_array_equal(state.stochastic, then.stochastic)
+            np.testing.assert_allclose(state.deterministic, then.deterministic, atol=digits)
 
 
 def test_kernels_that_blame_are_chosen_by_a_switch_where_they_fit(monkeypatch):

@@ -28,6 +28,7 @@ from lofo.networks.distributions import (
     truncated_normal,
     unit_gaussian_log_density,
 )
+from lofo.networks.dreaming import dream_on, features_of
 from lofo.networks.recurrence import in_a_row
 from lofo.types import Array, Batch, Key, LofoError, Metrics, Step, Tree
 
@@ -217,17 +218,15 @@ class Dreamer:
         """Follows the actor."""
         # here once, or every step would take apart and, in half precision, cast all weights again
         actor = self.model.cast(state.actor[0]), state.actor[1]
-        layers = self.model.rssm.apart(self.model.recurrent(state.model))
-        model = state.model._replace(rssm=self.model.rssm.reading_features(layers))
+        rssm, dtype = self.model.rssm, self.model.compute_dtype
+        layers = rssm.apart(self.model.recurrent(state.model))
+        reading = rssm.reading_features(layers)
 
-        def step(now: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, Any]:
+        def step(now: tuple[Array, Array], given: tuple[Array, Array]) -> tuple[Any, Any]:
             noise, lot = given
-            # rounded as all networks read them
-            features = self.model.features(now).astype(self.model.compute_dtype)
+            features = features_of(rssm, *now, dtype)
             action = self._policy(actor, features).sample(lot)
-            read = now._replace(stochastic=features)
-            then = self.model.imagine_by(model, read, action, noise)
-            return then, (features, now.deterministic, action)
+            return dream_on(rssm, reading, now[0], features, (action, noise)), (*now, action)
 
         def promise(features: Array) -> tuple[Array, tuple[Array, Array]]:
             heads = (self.model.reward_head, state.model.reward), (self.value, state.target[0])
@@ -237,14 +236,14 @@ class Dreamer:
             returns = lambda_returns(rewards, values, self.discount, self.trace)
             return jnp.mean(self._weights[:-1] * returns[1:]), (rewards, returns)
 
-        last, (features, deterministic, actions) = jax.lax.scan(
-            step, starts, (noise, lots), unroll=in_a_row(self.horizon)
+        begun = starts.deterministic, rssm.latent.encode(starts.stochastic)
+        last, (*states, actions) = jax.lax.scan(
+            step, begun, (noise, lots), unroll=in_a_row(self.horizon)
         )
-        ending = self.model.features(last).astype(features.dtype)
-        features = jnp.concatenate([features, ending[None]])
+        every, code = (jnp.concatenate([x, y[None]]) for x, y in zip(states, last, strict=True))
+        features = features_of(rssm, every, code, dtype)
         (promised, (rewards, returns)), slope = jax.value_and_grad(promise, has_aux=True)(features)
-        given = deterministic, features, (actions, noise), slope
-        by_action = blame(self.model.rssm, layers, *given)
+        by_action = blame(rssm, layers, states[0], features, (actions, noise), slope)
         return Dream(features, rewards, returns, promised, by_action)
 
     def _actor_loss(

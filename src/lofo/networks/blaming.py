@@ -228,16 +228,10 @@ def _state_kernel(
         slope += load(passed.at[(k * num_rows + row) * size + at])
     each = range(NUM_GATES)
     parts = [load(gates.at[(in_all * NUM_GATES + k) * size + at]).astype(jnp.float32) for k in each]
-    parts = [part + load(bias.at[k * size + at]) for k, part in enumerate(parts)]
-    mean = sum(jnp.sum(part) for part in parts) / (NUM_GATES * size)
-    square = sum(jnp.sum(part * part) for part in parts) / (NUM_GATES * size)
-    factor = jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0.0) + NORM_EPSILON)
-    normed = [(part - mean) * factor for part in parts]
-    scales = [load(scale.at[k * size + at]) for k in each]
-    given = [x * scales[k] + load(shift.at[k * size + at]) for k, x in enumerate(normed)]
+    factors, normed, given = standardise_row(parts, size, (bias, scale, shift))
     _, pull_back = jax.vjp(advance, *given, load(before.at[in_all * size + at]))
     *by_given, share = pull_back(slope)
-    by_gates = [x * scales[k] * factor for k, x in enumerate(by_given)]
+    by_gates = [x * factor for x, factor in zip(by_given, factors, strict=True)]
     mean = sum(jnp.sum(x) for x in by_gates) / (NUM_GATES * size)
     along = [jnp.sum(x * y) for x, y in zip(by_gates, normed, strict=True)]
     plt.store(found.at[row * size + at], share, mask=at < size)
@@ -245,3 +239,23 @@ def _state_kernel(
         part = by_gates[k] - mean - normed[k] * (sum(along) / (NUM_GATES * size))
         here = of_gates.at[(k * num_rows + row) * size + at]
         plt.store(here, part.astype(of_gates.dtype), mask=at < size)
+
+
+def standardise_row(
+    parts: list[Array], size: int, learnt: tuple[Any, ...]
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """A row's gates behind bias and norm: their slopes by the gates, standardised, and scaled.
+
+    Numbers are 0 where a part, filled up to a power of two, has none.
+    """
+    at = jnp.arange(padded(size))
+    load = partial(plt.load, mask=at < size, other=0.0)
+    bias, scale, shift = ([load(x.at[k * size + at]) for k in range(NUM_GATES)] for x in learnt)
+    parts = [part + own for part, own in zip(parts, bias, strict=True)]
+    first, second, third = parts
+    mean = jnp.sum(first + second + third) / (NUM_GATES * size)
+    square = jnp.sum(first * first + second * second + third * third) / (NUM_GATES * size)
+    factor = jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0.0) + NORM_EPSILON)
+    normed = [(part - mean) * factor for part in parts]
+    given = [x * own + rest for x, own, rest in zip(normed, scale, shift, strict=True)]
+    return [own * factor for own in scale], normed, given
