@@ -40,7 +40,7 @@ class RSSM:
     activation: Activation = "elu"
     layer_norm: bool = True  # in the GRU
     initialisation: Initialisation = "glorot"
-    own_kernels: bool = True  # of `watching`, on a GPU, where they fit
+    own_kernels: bool = True  # of `watching` and `dreaming`, on a GPU, where they fit
 
     @property
     def feature_size(self) -> int:
