@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--kinds", type=int, default=20)
     parser.add_argument("--hlo", type=Path, help="where the program's text goes")
-    parser.add_argument("--plain", action="store_true", help="no kernels of ours for observing")
+    parser.add_argument("--plain", action="store_true", help="no kernels of ours in loops")
     arguments = parser.parse_args()
     planet: PlaNet = find("reacher/planet/lofo").agent
     reacher = find("reacher/dreamer/lofo")

@@ -13,6 +13,7 @@ from lofo.networks import (
     Pixels,
     Rescale,
     TransposedCNN,
+    dense,
     linear,
     patchless,
 )
@@ -210,3 +211,34 @@ def test_a_slope_is_added_up_once():
 
     assert "optimization_barrier" in str(jax.make_jaxpr(jax.grad(total))(jnp.ones(3)))
     np.testing.assert_array_equal(jax.grad(total)(jnp.ones(3)), [4, 4, 4])
+
+
+@pytest.mark.parametrize("activation", ["elu", "relu", "tanh", "none"])
+def test_heads_of_many_rows_are_networks_with_their_gradients(activation):
+    """Two heads on the same rows, each of them twice side by side, in half precision."""
+    networks = MLP((6, 5) if activation != "none" else (5,), activation), MLP((4,), activation)
+    keys = jax.random.split(KEY, 4)
+    heads = [jax.vmap(lambda k, n=n: n.init(k, (7,))[0])(keys[:2]) for n in networks]
+    x = jax.random.normal(keys[2], (2, 3, 20, 7)).astype(jnp.bfloat16)
+
+    def plain(heads, x):
+        light = jax.tree.map(lambda y: y.astype(x.dtype) if y.ndim > 1 else y, heads)
+        return [n.apply(params, x) for n, params in zip(networks, light, strict=True)]
+
+    def together(heads, x):
+        return [*dense.read(heads, x, activation)]
+
+    def slopes(read):
+        found, pull_back = jax.vjp(jax.vmap(read), heads, x)
+        pulls = [jax.random.normal(keys[3], y.shape).astype(y.dtype) for y in found]
+        return found, pull_back(pulls)
+
+    (found, own), (expected, other) = slopes(together), slopes(plain)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert jax.tree.map(jnp.result_type, own) == jax.tree.map(jnp.result_type, (heads, x))
+
+    def check(mine, theirs):
+        mine, theirs = (np.asarray(y, np.float32) for y in (mine, theirs))
+        np.testing.assert_allclose(mine, theirs, atol=0.02 * np.abs(theirs).max())
+
+    jax.tree.map(check, own, other)

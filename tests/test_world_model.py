@@ -13,7 +13,16 @@ import pytest
 from lofo import devices
 from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
-from lofo.networks import Discrete, Gaussian, recurrence, rssm, watching, watching_back
+from lofo.networks import (
+    Discrete,
+    Gaussian,
+    blaming,
+    dreaming,
+    recurrence,
+    rssm,
+    watching,
+    watching_back,
+)
 from lofo.networks.ahead import NUM_PARTS, parts
 from lofo.networks.blocks import draw_layer, times
 from lofo.networks.distributions import (
@@ -489,6 +498,75 @@ def test_kernels_of_our_own_find_the_gradients_of_the_loop(dtype, digits, monkey
     for ours, theirs in zip(*map(jax.tree.leaves, (slopes(), plain)), strict=True):
         most = np.abs(np.float32(theirs)).max()
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), atol=digits * most)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_kernels_of_our_own_blame_actions_as_the_loop_does(dtype, digits, monkeypatch):
+    """The slopes of actions in a dream, of two runs side by side."""
+    model, (params, actions, *_) = two_small_runs(7, dtype, 6, 70)  # more rows than a program takes
+    keys = jax.random.split(jax.random.key(3))
+
+    def slopes(params, actions, key):
+        key_begin, key_noise, key_slope = jax.random.split(key, 3)
+        layers, noise = model.apart(params), model.latent.noise(key_noise, (6, 70))
+
+        def step(now, given):
+            found = model.features(now).astype(dtype), now.deterministic
+            return model.imagine_by(layers, now, *given)[0], found
+
+        begun = jax.random.normal(key_begin, (70, 20))
+        begun = model.begin((70,))._replace(deterministic=begun)
+        last, (features, state) = jax.lax.scan(step, begun, (actions, noise))
+        features = jnp.concatenate([features, model.features(last)[None].astype(dtype)])
+        own = jax.random.normal(key_slope, features.shape).astype(dtype)
+        return blaming.blame(model, layers, state, features, (actions, noise), own)
+
+    plain = jax.jit(jax.vmap(slopes))(params, actions, keys)
+    monkeypatch.setattr(blaming, "suits", lambda *given: True)
+    monkeypatch.setattr(blaming, "trace", partial(blaming.trace, interpret=True))
+    monkeypatch.setattr(blaming, "in_a_row", lambda num: 3)
+    monkeypatch.setattr(watching_back, "DEPTH", 16)
+    ours = jax.jit(jax.vmap(lambda *given: slopes(*given)))(params, actions, keys)
+    np.testing.assert_allclose(ours, plain, atol=digits * np.abs(plain).max())
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
+def test_dreams_in_code_go_on_as_imagined(dtype, digits):
+    """By the kernel of our own and without it."""
+    model, (params, actions, *_) = two_small_runs(8, dtype, 19)
+
+    def steps(params, action, key):
+        key_state, key_latent, key_noise = jax.random.split(key, 3)
+        layers, noise = model.apart(params), model.latent.noise(key_noise, (19,))
+        state = jax.random.normal(key_state, (19, 20))
+        code = jax.random.randint(key_latent, (19, 3), 0, 16).at[0].set(16)  # one of them blank
+        begun = rssm.RSSMState(state, model.latent.decode(code))
+        then, _ = model.imagine_by(layers, begun, action, noise)
+        np.testing.assert_array_equal(model.latent.encode(begun.stochastic), code)
+        features = dreaming.features_of(model, state, code, dtype)
+        np.testing.assert_array_equal(features, model.features(begun).astype(dtype))
+        given = model.reading_features(layers), state, features, (action, noise)
+        each = dreaming.dream_on(model, *given), dreaming.dream_by_kernel(model, *given, True)
+        return then, [rssm.RSSMState(x, model.latent.decode(y)) for x, y in each]
+
+    for k, key in enumerate(jax.random.split(KEY)):
+        own = jax.tree.map(lambda x, k=k: x[k], (params, actions))
+        then, found = steps(*own, key)
+        for state in found:
+            np.testing.assert_array_equal(state.stochastic, then.stochastic)
+            np.testing.assert_allclose(state.deterministic, then.deterministic, atol=digits)
+
+
+def test_kernels_that_blame_are_chosen_by_a_switch_where_they_fit(monkeypatch):
+    layers = {"gates": {"weight": jnp.zeros((2, 2), jnp.bfloat16)}, "norm": {}}
+    rows, like = jnp.zeros((3, 2, 2), jnp.bfloat16), rssm.RSSM()
+    assert not blaming.suits(like, layers, rows)  # there is no GPU here
+    monkeypatch.setattr(blaming.onchip, "is_supported", lambda: True)
+    assert blaming.suits(like, layers, rows)
+    assert not blaming.suits(replace(like, own_kernels=False), layers, rows)
+    assert not blaming.suits(replace(like, hidden_size=3), layers, rows)
+    assert not blaming.suits(replace(like, latent=Gaussian()), layers, rows)
+    assert not blaming.suits(like, layers, rows.astype(jnp.float32))
 
 
 def test_what_came_before_an_episode_leaves_no_trace_in_it():

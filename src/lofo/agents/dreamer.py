@@ -22,11 +22,13 @@ from lofo.agents.descent import descend, follow, remember
 from lofo.agents.returns import lambda_returns
 from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Discrete, RSSMState, TransposedCNN, linear
+from lofo.networks.blaming import blame
 from lofo.networks.distributions import (
     TruncatedNormal,
     truncated_normal,
     unit_gaussian_log_density,
 )
+from lofo.networks.dreaming import dream_on, features_of
 from lofo.networks.recurrence import in_a_row
 from lofo.types import Array, Batch, Key, LofoError, Metrics, Step, Tree
 
@@ -216,34 +218,32 @@ class Dreamer:
         """Follows the actor."""
         # here once, or every step would take apart and, in half precision, cast all weights again
         actor = self.model.cast(state.actor[0]), state.actor[1]
-        layers = self.model.rssm.apart(self.model.recurrent(state.model))
-        model = state.model._replace(rssm=self.model.rssm.reading_features(layers))
+        rssm, dtype = self.model.rssm, self.model.compute_dtype
+        layers = rssm.apart(self.model.recurrent(state.model))
+        reading = rssm.reading_features(layers)
 
-        def step(now: RSSMState, given: tuple[Array, Array]) -> tuple[RSSMState, Any]:
+        def step(now: tuple[Array, Array], given: tuple[Array, Array]) -> tuple[Any, Any]:
             noise, lot = given
-            # rounded as all networks read them
-            features = self.model.features(now).astype(self.model.compute_dtype)
+            features = features_of(rssm, *now, dtype)
             action = self._policy(actor, features).sample(lot)
-            read = now._replace(stochastic=features)
-            then = self.model.imagine_by(model, read, action, noise)
-            return then, (features, now.deterministic, action)
+            return dream_on(rssm, reading, now[0], features, (action, noise)), (*now, action)
 
         def promise(features: Array) -> tuple[Array, tuple[Array, Array]]:
-            rewards = self.model.reward(state.model, features)[:-1]
-            values = self._value(state.target, features)
+            heads = (self.model.reward_head, state.model.reward), (self.value, state.target[0])
+            of_reward, of_value = self.model.apply_all([*heads], features)
+            rewards = self.model.tell(state.model, of_reward)[:-1]
+            values = self._judge(state.target, of_value)
             returns = lambda_returns(rewards, values, self.discount, self.trace)
             return jnp.mean(self._weights[:-1] * returns[1:]), (rewards, returns)
 
-        last, (features, deterministic, actions) = jax.lax.scan(
-            step, starts, (noise, lots), unroll=in_a_row(self.horizon)
+        begun = starts.deterministic, rssm.latent.encode(starts.stochastic)
+        last, (*states, actions) = jax.lax.scan(
+            step, begun, (noise, lots), unroll=in_a_row(self.horizon)
         )
-        ending = self.model.features(last).astype(features.dtype)
-        features = jnp.concatenate([features, ending[None]]).astype(jnp.float32)
+        every, code = (jnp.concatenate([x, y[None]]) for x, y in zip(states, last, strict=True))
+        features = features_of(rssm, every, code, dtype)
         (promised, (rewards, returns)), slope = jax.value_and_grad(promise, has_aux=True)(features)
-        size = self.model.rssm.latent.size
-        before = RSSMState(deterministic, features[:-1, :, :size])
-        slopes = RSSMState(slope[1:, :, size:], slope[1:, :, :size])
-        by_action = self.model.rssm.blame(layers, before, actions, noise, slopes)
+        by_action = blame(rssm, layers, states[0], features, (actions, noise), slope)
         return Dream(features, rewards, returns, promised, by_action)
 
     def _actor_loss(
@@ -263,7 +263,11 @@ class Dreamer:
         return truncated_normal(linear(2 * self.model.action_size).apply(actor[1], hidden))
 
     def _value(self, value: Tree, features: Array) -> Array:
-        return linear(1).apply(value[1], self.model.apply(self.value, value[0], features))[..., 0]
+        return self._judge(value, self.model.apply(self.value, value[0], features))
+
+    def _judge(self, value: Tree, hidden: Array) -> Array:
+        """The value that the critic's last layer reads off what it has made of features."""
+        return linear(1).apply(value[1], hidden)[..., 0]
 
     def _check_actions(self, items: Step) -> None:
         shape, dtype = items.action.shape[2:], items.action.dtype

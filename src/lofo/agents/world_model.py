@@ -19,6 +19,7 @@ from lofo.networks import (
     RSSMState,
     TransposedCNN,
     check_shape,
+    dense,
     linear,
 )
 from lofo.networks.ahead import deepen, read_rows
@@ -226,7 +227,10 @@ class WorldModel:
 
     def reward(self, params: WorldModelParams, features: Array) -> Array:
         """The reward [...] expected on arriving at features [..., feature_size]."""
-        hidden = self.apply(self.reward_head, params.reward, features)
+        return self.tell(params, self.apply(self.reward_head, params.reward, features))
+
+    def tell(self, params: WorldModelParams, hidden: Array) -> Array:
+        """The reward that the head's last layer reads off what it has made of features."""
         return self._reward_out.apply(params.reward_out, hidden)[..., 0]
 
     def picture(self, params: WorldModelParams, features: Array) -> Array:
@@ -250,7 +254,18 @@ class WorldModel:
         """A network's outcome in float32, its products made in the compute dtype."""
         if isinstance(network, CNN | TransposedCNN):  # they know what is large
             return replace(network, dtype=self.compute_dtype).apply(params, x)
+        if isinstance(network, MLP):
+            return self.apply_all([(network, params)], x)[0]
         return network.apply(self.cast(params), x.astype(self.compute_dtype)).astype(jnp.float32)
+
+    def apply_all(self, heads: list[tuple[MLP, Tree]], x: Array) -> list[Array]:
+        """`apply` for networks that read the same, so that its slope is found at once."""
+        rows, activations = x.astype(self.compute_dtype), {head.activation for head, _ in heads}
+        if rows.dtype == jnp.float32 or rows.ndim == 1 or len(activations) > 1:
+            found = [head.apply(self.cast(params), rows) for head, params in heads]
+        else:
+            found = [*dense.read([params for _, params in heads], rows, *activations)]
+        return [y.astype(jnp.float32) for y in found]
 
     def _draw(self, params: WorldModelParams, features: Array) -> Array:
         canvas = self.apply(self._canvas, params.canvas, features)

@@ -103,6 +103,15 @@ def finish(product: Array, bias: Array, activation: str) -> Array:
     return found if activation == "none" else ACTIVATIONS[activation](found.astype(product.dtype))
 
 
+def slope_of(activation: str, y: Array) -> Array | float:
+    """The slope of an activation, told by its outcome."""
+    if activation == "none":
+        return 1.0
+    if activation == "tanh":
+        return 1 - y**2
+    return jnp.where(y > 0, 1, y + 1 if activation == "elu" else 0)
+
+
 def widen(x: Array, *axes: int, to: int = ALIGNED) -> Array:
     """With 0s up to a multiple of `ALIGNED`, or another number, along these axes."""
     margins = [(0, -n % to if axis in axes else 0) for axis, n in enumerate(x.shape)]

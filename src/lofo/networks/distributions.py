@@ -142,6 +142,12 @@ class Discrete:
         """The classes [..., variables] of a `sample`."""
         return jnp.argmax(statistics + noise, axis=-1)
 
+    def encode(self, sample: Array) -> Array:
+        """The code of a sample [..., size], or of 0s."""
+        sample = self.statistics(sample)
+        is_blank = jnp.max(sample, axis=-1) == 0
+        return jnp.where(is_blank, self.num_classes, jnp.argmax(sample, axis=-1))
+
     def blank(self, shape: tuple[int, ...]) -> Array:
         """The code of 0s, which is no sample's."""
         return jnp.full((*shape, self.num_variables), self.num_classes)
@@ -193,6 +199,10 @@ class Gaussian:
     def code(self, statistics: Normal, noise: Array) -> Array:
         """A `sample`: there is nothing shorter."""
         return self.sample(statistics, noise)
+
+    def encode(self, sample: Array) -> Array:
+        """The sample itself."""
+        return sample
 
     def blank(self, shape: tuple[int, ...]) -> Array:
         """The code of 0s."""

@@ -21,7 +21,7 @@ from lofo.networks.ahead import Departure, depart, imagine_rows, lay_out, split_
 from lofo.networks.blocks import ACTIVATIONS, Activation, Initialisation, draw_layer, once
 from lofo.networks.distributions import Discrete, Latent, Statistics
 from lofo.networks.gru import act_on, gate
-from lofo.networks.recurrence import Apply, Layers, Walk, apply_layer, in_turn, trace_back, unroll
+from lofo.networks.recurrence import Apply, Layers, Walk, apply_layer, in_turn, unroll
 from lofo.networks.states import Given, Passed, RSSMState
 from lofo.types import Array, Key
 
@@ -40,7 +40,7 @@ class RSSM:
     activation: Activation = "elu"
     layer_norm: bool = True  # in the GRU
     initialisation: Initialisation = "glorot"
-    own_kernels: bool = True  # of `watching`, on a GPU, where they fit
+    own_kernels: bool = True  # of `watching` and `dreaming`, on a GPU, where they fit
 
     @property
     def feature_size(self) -> int:
@@ -119,17 +119,7 @@ class RSSM:
     ) -> tuple[RSSMState, Statistics]:
         """`imagine` for loops, which have drawn their noise ahead."""
         layers = self.apart(params)
-        return self._imagine_step(apply_layer, layers, state, (act_on(layers, action), noise))
-
-    def blame(
-        self, params: Layers, before: RSSMState, actions: Array, noise: Array, slopes: RSSMState
-    ) -> Array:
-        """The slopes of actions [T, ..., size], by those of the states `imagine_by` led to."""
-        layers = self.apart(params)
-        parts, pull_back = jax.vjp(partial(act_on, layers), actions)
-        of_parts, _ = trace_back(self._imagine_step, layers, before, (parts, noise), slopes)
-        (found,) = pull_back(of_parts)
-        return found
+        return self.imagine_step(apply_layer, layers, state, (act_on(layers, action), noise))
 
     def imagine_window(
         self, params: Layers, state: RSSMState, actions: Array, key: Key
@@ -278,9 +268,10 @@ class RSSM:
     def _decode(self, passed: Passed) -> Passed:
         return passed._replace(latent=self.latent.decode(passed.latent))
 
-    def _imagine_step(
+    def imagine_step(
         self, apply: Apply, layers: Layers, state: RSSMState, given: tuple[Array, Array]
     ) -> tuple[RSSMState, Statistics]:
+        """`imagine_by` as loops back take it: given what actions add to the input layer."""
         action_part, noise = given
         driven = apply(layers["input"], state.stochastic) + action_part
         deterministic = self._advance(apply, layers, once(state.deterministic), driven)

@@ -1,6 +1,6 @@
 """What the recurrent state-space model knows, passes on and is given."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from lofo.types import Array
 
@@ -10,6 +10,11 @@ class RSSMState(NamedTuple):
 
     deterministic: Array  # [..., deterministic_size]
     stochastic: Array  # [..., latent.size], the sample, flattened
+
+    @classmethod
+    def of(cls, features: Array, size: int) -> Self:
+        """The state with these features, whose latent has a size."""
+        return cls(features[..., size:], features[..., :size])
 
 
 class Passed(NamedTuple):

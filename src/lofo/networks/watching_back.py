@@ -76,17 +76,17 @@ def watch_back(
     def step(now: tuple[Array, ...], turn: Array, k: int) -> tuple[Any, Any]:
         state, driven, gates = now
         at, number = turn[None], num_steps - 1 - (turn * steps + k)
-        when = partial(_at, num_steps - 1 - k, steps)
+        when = partial(when_back, num_steps - 1 - k, steps)
         latent, logits = _latent(
             layers["input"]["weight"], driven, known.shares, own.latent, of_raw, at, when, interpret
         )
-        parts = _pull_back(layers["posterior_out"]["weight"], logits)
+        parts = pull_back(layers["posterior_out"]["weight"], logits)
         hidden = (known.by_hidden[number] * sum(parts[1:], parts[0])).astype(dtype)
-        parts = _pull_back(layers["passed"]["weight"], jnp.concatenate([gates, hidden[None]]))
+        parts = pull_back(layers["passed"]["weight"], jnp.concatenate([gates, hidden[None]]))
         found = _state(
             parts, state, own.deterministic, known.gate, is_first, at, dtype, when, interpret
         )
-        parts = _pull_back(layers["gates"]["weight"], found[1])
+        parts = pull_back(layers["gates"]["weight"], found[1])
         driven = (known.by_driven[number] * sum(parts[1:], parts[0])).astype(dtype)
         return (found[0], driven, found[1]), (state, latent, gates)
 
@@ -113,7 +113,7 @@ def watch_back(
     )
 
 
-def _pull_back(weight: Array, parts: Array) -> Array:
+def pull_back(weight: Array, parts: Array) -> Array:
     """Summands [parts, B, inputs] of the slope by what a layer was applied to.
 
     The slope of its outcome comes in parts [parts, B, depth], too, which kernels of our own write
@@ -123,9 +123,15 @@ def _pull_back(weight: Array, parts: Array) -> Array:
     return jnp.einsum("pbd,ipd->pbi", parts, weight, preferred_element_type=jnp.float32)
 
 
-def _at(last: int, steps: int, turn: Any) -> Array:
+def when_back(last: int, steps: int, turn: Any) -> Array:
     """The number of a step, of which there are `steps` a turn, from the last to the first."""
     return last - turn[0] * steps
+
+
+def together(num_variables: int, num_classes: int) -> int:
+    """Classes of as many variables as make one part of a product."""
+    some = range(1, num_variables + 1)
+    return num_classes * max(n for n in some if num_variables % n == 0 and n * num_classes <= DEPTH)
 
 
 def _latent(
@@ -134,9 +140,7 @@ def _latent(
 ) -> tuple[Array, Array]:  # fmt: skip
     """What the next step's input layer adds to the latent's slope, and the slope of the logits."""
     (num_rows, size), (num_variables, num_classes) = driven.shape, shares.shape[2:]
-    some = range(1, num_variables + 1)
-    num_together = max(n for n in some if num_variables % n == 0 and n * num_classes <= DEPTH)
-    sizes = num_rows, size, num_variables, num_classes, num_together * num_classes
+    sizes = num_rows, size, num_variables, num_classes, together(num_variables, num_classes)
     like = jax.ShapeDtypeStruct((num_rows * num_variables * num_classes,), driven.dtype)
     found = pl.pallas_call(
         partial(_latent_kernel, sizes, when),
