@@ -157,13 +157,14 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, default=20)
     parser.add_argument("--hlo", type=Path, help="where the program's text goes")
     parser.add_argument("--plain", action="store_true", help="no kernels of ours in loops")
+    parser.add_argument("--dreams", action="store_true", help="kernels of ours for dreams, too")
     arguments = parser.parse_args()
     planet: PlaNet = find("reacher/planet/lofo").agent
     reacher = find("reacher/dreamer/lofo")
-    if arguments.plain:
-        rssm = replace(reacher.agent.model.rssm, own_kernels=False)
-        model = replace(reacher.agent.model, rssm=rssm)
-        reacher = replace(reacher, agent=replace(reacher.agent, model=model))
+    own = {"own_kernels": not arguments.plain, "own_dreams": arguments.dreams}
+    model = reacher.agent.model
+    model = replace(model, rssm=replace(model.rssm, **own))
+    reacher = replace(reacher, agent=replace(reacher.agent, model=model))
     pieces = {
         "dreamer": partial(update, reacher.agent),
         "planet": partial(update, planet),

@@ -423,7 +423,10 @@ def test_a_field_that_came_later_and_is_off_makes_no_difference(
 
 
 def test_how_something_is_computed_makes_no_difference() -> None:
-    agents = [{"model": {"rssm": {"size": 2} | more}} for more in ({}, {"own_kernels": True})]
+    agents = [
+        {"model": {"rssm": {"size": 2} | more}}
+        for more in ({}, {"own_kernels": True, "own_dreams": True})
+    ]
     assert different(*agents) == set()
     assert different(agents[0], {"model": {"rssm": {"size": 3}}}) == {"model"}
 

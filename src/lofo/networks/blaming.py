@@ -47,7 +47,7 @@ def suits(model: "RSSM", layers: Layers, features: Array) -> bool:
     """Whether these kernels are for such a model, on this device."""
     latent = model.latent
     return (
-        model.own_kernels
+        model.own_dreams
         and isinstance(latent, Discrete)
         and latent.num_classes == padded(latent.num_classes)
         and FEWEST_CLASSES <= latent.num_classes <= MOST_CLASSES

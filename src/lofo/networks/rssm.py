@@ -40,7 +40,8 @@ class RSSM:
     activation: Activation = "elu"
     layer_norm: bool = True  # in the GRU
     initialisation: Initialisation = "glorot"
-    own_kernels: bool = True  # of `watching` and `dreaming`, on a GPU, where they fit
+    own_kernels: bool = True  # of `watching`, on a GPU, where they fit
+    own_dreams: bool = False  # of `dreaming` and `blaming`; off, for no GPU has run them yet
 
     @property
     def feature_size(self) -> int:

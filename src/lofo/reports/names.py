@@ -13,7 +13,9 @@ import numpy as np
 
 UNKNOWN = "-"  # stands in tables where there is no number
 LARGEST_PART = 1000  # a length of 1/n of the paper's is written so up to this n
-FORMS = frozenset({"own_kernels"})  # settings of how something is computed, not of what
+FORMS = frozenset(
+    {"own_kernels", "own_dreams"}
+)  # settings of how something is computed, not of what
 
 
 def compact(count: float) -> str:
