@@ -264,7 +264,7 @@ def test_the_limit_can_be_kept(packs: Any, capsys: Any) -> None:
 def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any) -> None:
     names = "minigrid/dyna_q/lofo", "minigrid/dyna_q/fifo-3e5"
     (note,) = Answer(capsys, "run", *names, "--fraction", "1/6").err.splitlines()
-    assert note.startswith("lofo: note: phase 2 has time for 50 copies of the target network")
+    assert note.startswith("lofo: note: phase 2 copies the target network only 50 times")
     words = "--fraction", "1/6", "--agent.target-period", "833"
     assert Answer(capsys, "run", *names, *words).err == ""
 
@@ -273,7 +273,8 @@ def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any)
     ("words", "sentence"),
     [
         (["run"], "name at least one run"),
-        (["run", "nowhere"], "no run is called 'nowhere'; there are: demo/lofo"),
+        (["run", "nowhere"], "no run is called 'nowhere'; `lofo list` shows all"),
+        (["run", "mountaincar/dynaq/lofo"], "perhaps you mean mountaincar/dyna_q/lofo"),
         (["run", "demo/fif"], "no run is called 'demo/fif'; there are: demo/fifo-all"),
         (["show", "nowhere"], "no run is called 'nowhere'"),
         (["run", f"{SEARCH}/beta-3"], f"no run is called '{SEARCH}/beta-3'"),
@@ -284,12 +285,13 @@ def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any)
         (["run", "demo/lofo", "demo/lofo"], "named twice"),
         (["run", "demo/lofo", MOUNTAINCAR], "differ in more than the buffer"),
         (["run", "demo/lofo", "--seeds", "a"], "seeds are written like 0-9 or 0,2,5, got 'a'"),
+        (["run", "demo/lofo", "--seeds", "9-0"], "9-0 is no range from a lower to a higher"),
         (["run", "demo/lofo", "--seeds", "0,0"], "seeds must be distinct"),
         (["demo", "--seeds", "5-"], "got '5-'"),
         (["run", "demo/lofo", "--fraction", "1.5"], "a fraction lies in (0, 1], got 1.5"),
         (["run", "demo/lofo", "--keep-limit"], "--keep-limit is for shorter runs"),
         (["run", "demo/lofo", "--fraction", "0"], "a fraction lies in (0, 1], got 0.0"),
-        (["run", "demo/lofo", "--fraction", "0.001"], "steps does not fit into phase 1"),
+        (["run", "demo/lofo", "--fraction", "0.001"], "choose a smaller --schedule.warmup"),
         (["run", "demo/lofo", "--agent.batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["run", "demo/lofo", "--agent.exploration", "2"], "got 2.0"),
         (["run", "demo/lofo", "--buffer.rule.radius", "-1"], "radius must be positive, got -1.0"),
@@ -414,7 +416,7 @@ def test_run_writes_rows_and_is_quiet_off_a_terminal(
 ) -> None:
     ids = [experiment.id for experiment in tiny.experiments]
     answer = Answer(capsys, "run", *ids, "--out", str(tmp_path))
-    assert answer.code == 0 and answer.err == ""
+    assert answer.code == 0 and answer.err == f"lofo: begins; rows go to {tmp_path}\n"
     assert "LoFo" in answer.out and f"lofo report {tmp_path}" in answer.out
     assert "\x1b" not in answer.out and "\r" not in answer.out
     assert result_lines(tmp_path) == result_lines(finished.folder)

@@ -544,9 +544,11 @@ def test_what_phase_1_promised_fades_before_anything_is_gained() -> None:
     np.testing.assert_allclose(score(141), 1.821, atol=1e-3)
     whole = find("minigrid/dyna_q/lofo")
     sixth = shorten(whole, 1 / 6)
-    assert doubt(whole) is None and "50 copies" in str(doubt(sixth))
-    assert "takes 71 to 142 to" in str(doubt(sixth))  # the return rises from the 69th to the 141st
-    assert "75 copies" in str(doubt(shorten(whole, 1 / 4)))
+    assert doubt(whole) is None and "only 50 times" in str(doubt(sixth))
+    assert "take 71 to 142 copies" in str(
+        doubt(sixth)
+    )  # the return rises from the 69th to the 141st
+    assert "only 75 times" in str(doubt(shorten(whole, 1 / 4)))
     assert doubt(replace(sixth, agent=replace(sixth.agent, target_period=833))) is None
 
 

@@ -13,10 +13,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             first, *last = map(int, part.split("-"))
             (end,) = last or (first,)
             if not first <= end < 2**32:
-                raise ValueError(f"{part} is no range of numbers below 2**32")
+                raise ValueError(f"{part} is no range from a lower to a higher number below 2**32")
             seeds += range(first, end + 1)
     except ValueError as error:
-        raise LofoError(f"seeds are written like 0-9 or 0,2,5, got {text!r}") from error
+        words = f" ({error})" if "range" in str(error) else ""
+        raise LofoError(f"seeds are written like 0-9 or 0,2,5, got {text!r}{words}") from error
     return tuple(seeds)
 
 

@@ -22,12 +22,13 @@ def watching() -> Iterator[Callable[[Event], None]]:
     def hear(event: Event) -> list[str]:
         """Warns, and says how far the run is, how fast, and how good."""
         nonlocal score
-        if event.is_warning:
-            console.out(f"lofo: note: {event.message}", highlight=False)
+        if event.is_warning or event.is_news:
+            words = f"note: {event.message}" if event.is_warning else event.message
+            console.out(f"lofo: {words}", highlight=False)
         score = score if event.score is None else event.score
-        words = [f"step {event.step:,}"] if event.step else []
-        words += [f"{event.rate:,.0f} steps/s"] if event.rate else []
-        return words + ([] if score is None else [f"return {score:.2f}"])
+        told = [f"step {event.step:,} of {event.total:,}"] if event.step else []
+        told += [f"{event.rate:,.0f} steps/s"] if event.rate else []
+        return told + ([] if score is None else [f"return {score:.2f}"])
 
     if not console.is_terminal:
         told_at = time.monotonic()
@@ -37,8 +38,7 @@ def watching() -> Iterator[Callable[[Event], None]]:
             words = hear(event)
             if time.monotonic() - told_at >= SECONDS_A_LINE:
                 told_at = time.monotonic()
-                share = f"{event.step / event.total:.1%}" if event.phase else ""
-                line = ", ".join(filter(None, [_name(event), share, *words]))
+                line = ", ".join([_name(event), *words, *_left(event)])
                 console.out(f"lofo: {line}", highlight=False)
 
         yield tell
@@ -63,6 +63,18 @@ def watching() -> Iterator[Callable[[Event], None]]:
             )
 
         yield show
+
+
+def _left(event: Event) -> list[str]:
+    """How long it takes from here, at the present rate."""
+    if not event.rate:
+        return []
+    minutes = round((event.total - event.step) / event.rate / 60)
+    return [
+        f"about {minutes // 60} h {minutes % 60} min left"
+        if minutes > 90
+        else f"about {minutes} min left"
+    ]
 
 
 def _name(event: Event) -> str:

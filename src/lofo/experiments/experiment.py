@@ -75,8 +75,8 @@ class Buffer:
             )
         if isinstance(self.locality, Gradual) and not self.locality_steps:
             raise LofoError(
-                f"the locality of {self.name} must learn first: give locality_steps, random steps "
-                "to fit it to"
+                f"the locality of {self.name} must learn first: give --buffer.locality-steps, "
+                "random steps to fit it to"
             )
         if self.rule.needs_embedding and self.locality is None:
             raise LofoError(
@@ -126,7 +126,7 @@ class Experiment:
         if not 0 <= self.schedule.warmup <= self.phases[0].steps:
             raise LofoError(
                 f"warm-up of {self.schedule.warmup} steps does not fit into "
-                f"phase 1 of {self.phases[0].steps}"
+                f"phase 1 of {self.phases[0].steps}: choose a smaller --schedule.warmup"
             )
         own, true = getattr(self.agent, "discount", None), self.environment.spec.discount
         if true < 1 and own not in (None, true):  # a sum without discount is nobody's objective
@@ -263,9 +263,9 @@ def doubt(experiment: Experiment) -> str | None:
     if num_copies >= 2 * needed:
         return None
     return (
-        f"phase {after.number} has time for {num_copies} copies of the target network. Where the "
-        f"agent can wait, what phase {before.number} promised fades by the discount with each, and "
-        f"takes {needed} to {2 * needed} to fall below what there is now; until then it may wait, "
-        f"whatever its buffer. Choose a smaller --agent.target-period than {agent.target_period}, "
-        f"such as {max(1, num_updates // (4 * needed))}."
+        f"phase {after.number} copies the target network only {num_copies} times. Values that "
+        f"phase {before.number} left take {needed} to {2 * needed} copies to fall below what there "
+        f"is now, so this run may look as if it did not adapt, whatever its buffer. Choose a "
+        f"smaller --agent.target-period than {agent.target_period}, such as "
+        f"{max(1, num_updates // (4 * needed))}."
     )

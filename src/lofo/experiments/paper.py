@@ -6,6 +6,7 @@ An experiment is an object, not a string of options: change a copy with `datacla
 
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 
 from lofo.agents import DynaQ
 from lofo.buffers import ByError, ByReward, Fifo, Local, Reservoir
@@ -224,5 +225,8 @@ def find_all(name: str) -> tuple[Experiment, ...]:
         if named := tuple(e for e in experiments if e.id == name):
             return named
     known = [*REGISTRY, *SWEEPS]
-    near = [run_id for run_id in known if name in run_id] or known
-    raise LofoError(f"no run is called {name!r}; there are: {', '.join(near)}")
+    if begun_alike := [run_id for run_id in known if name in run_id]:
+        raise LofoError(f"no run is called {name!r}; there are: {', '.join(begun_alike)}")
+    near = get_close_matches(name, known)
+    guess = f"perhaps you mean {' or '.join(near)}; " if near else ""
+    raise LofoError(f"no run is called {name!r}; {guess}`lofo list` shows all")

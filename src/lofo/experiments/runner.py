@@ -43,6 +43,7 @@ class Event(NamedTuple):
     score: float | None = None  # the last evaluation's return, mean over runs
     rate: float | None = None  # environment steps a second, of each run
     is_warning: bool = False  # to be read even by one who looks later
+    is_news: bool = False  # to be read at once
 
 
 def warn(event: Event) -> None:
@@ -108,6 +109,7 @@ class _Execution:
                 f"{self.folder} holds rows but no checkpoint: move them, or choose another folder "
                 "(--out)"
             )
+        self._tell(f"begins; rows go to {self.folder}")
         self.ahead = Ahead(self.pack)
         localities, metrics = fitting.fit_localities(
             self.pack,
@@ -127,10 +129,14 @@ class _Execution:
 
     def _resume(self, manifest: dict[str, Any], step: int) -> tuple[Runs, Recorder]:
         runs = jax.tree.map(jnp.asarray, checkpoint.load(self.folder, loop.outline(self.pack)))
+        self._tell(f"goes on in {self.folder} from step {step:,} of {self.pack.num_steps:,}")
         self.ahead = Ahead(self.pack)
         recorder = Recorder(self.folder, manifest["rows_length"])
         recorder.write_header(self._header(step))
         return runs, recorder
+
+    def _tell(self, news: str) -> None:
+        self.watch(Event(news, total=self.pack.num_steps, is_news=True))
 
     def _check(self, manifest: dict[str, Any]) -> None:
         old, new = manifest["configuration"], configuration(self.pack.experiments)
@@ -264,13 +270,16 @@ class _Execution:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Keeps a second process out of the folder; the system drops the lock with the process."""
-    with open(folder / "lock", "w") as file:
+    with open(folder / "lock", "a+") as file:  # whoever is refused leaves it as it was
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            file.seek(0)
+            holder = f"another process ({file.read() or 'just started'})"
             raise LofoError(
-                f"{folder} is in use by another process: wait, or choose another folder (--out)"
+                f"{folder} is in use by {holder}: wait, or choose another folder (--out)"
             ) from error
+        file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
