@@ -155,8 +155,20 @@ def test_a_rule_that_jax_cannot_look_into_is_told_how():
         def place(self, ledger, embedding, key):
             return Placement(ledger.size, NOBODY, NO)
 
-    with pytest.raises(LofoError, match=r"Plain breaks a promise: a rule is a pytree; .*register"):
+    told = r"a rule is a pytree; it gave a plain object, which jax does not know; .*register"
+    with pytest.raises(LofoError, match=f"^Plain breaks a promise: {told}"):
         check_rule(Plain(), KEY)
+
+
+def test_a_class_is_no_rule():
+    with pytest.raises(LofoError, match=r"^check_rule wants an instance.*: give Local\(\.\.\.\)$"):
+        check_rule(Local, KEY)
+
+
+@pytest.mark.parametrize("key", [0, None, jnp.int32(0), jax.random.split(KEY)], ids=range(4))
+def test_a_number_is_no_key(key):
+    with pytest.raises(LofoError, match=r"^key must be .* jax\.random\.key\(0\), got "):
+        check_rule(Fifo(), key)
 
 
 def test_fields_that_are_judged_as_if_they_were_numbers():

@@ -39,7 +39,7 @@ def check_rule(
     Each walk visits a few places, which lie 2**-8 to 2**7 apart. Where the rule has a limit,
     choose a capacity above it, so that there are crowds.
     """
-    _check_class(rule)
+    _check_given(rule, key)
     newcomers = _draw_newcomers(key, embedding_size if rule.needs_embedding else 0)
     one = jax.tree.map(lambda x: x[0], newcomers)
     _check_form(rule, capacity, *jax.tree.map(lambda x: x[0], one))
@@ -52,12 +52,21 @@ def check_rule(
     _check_windows(rule, newcomers, SequenceIndex(rule, capacity, window))
 
 
-def _check_class(rule: Forgetting) -> None:
+def _check_given(rule: Forgetting, key: Key) -> None:
+    if isinstance(rule, type):
+        name = rule.__name__
+        raise LofoError(f"check_rule wants an instance, got the class {name}: give {name}(...)")
+    try:
+        jax.random.split(key)
+    except (TypeError, ValueError) as error:
+        told = f"key must be one random key, such as jax.random.key(0), got {key!r}"
+        raise LofoError(told) from error
     for name in ("needs_embedding", "voids_rewards"):
         if not isinstance(said := getattr(rule, name, None), bool):
             _refuse(rule, f"the class says {name}", f"{said!r}", "a ClassVar, True or False")
     if any(leaf is rule for leaf in jax.tree.leaves(rule)):
-        _refuse(rule, "a rule is a pytree", "none", "a dataclass under lofo.register_dataclass")
+        fits = "a dataclass under lofo.register_dataclass"
+        _refuse(rule, "a rule is a pytree", "a plain object, which jax does not know", fits)
 
 
 def _draw_newcomers(key: Key, size: int, num_walks: int = 16, num_steps: int = 200) -> Newcomers:
