@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import io_callback
 
@@ -61,6 +63,18 @@ def branching(self, ledger, embedding, key):
     return Placement(ledger.size if ledger.size < 3 else jnp.int32(0), NOBODY, NO)
 
 
+def converting(self, ledger, embedding, key):
+    return Placement(jnp.int32(np.median(ledger.stamp)), NOBODY, NO)
+
+
+def exhausted(self, ledger, embedding, key):
+    return next(iter(()))
+
+
+def rambling(self, ledger, embedding, key):
+    raise OSError("nowhere " * 99)
+
+
 def counting(self, ledger, embedding, key, count=itertools.count()):  # noqa: B008  # on purpose
     row = jnp.int32(next(count) % 4)
     return Placement(jnp.where(ledger.size < 4, ledger.size, row), NOBODY, NO)
@@ -93,6 +107,11 @@ def any_row(self, ledger, embedding, key):
     return Placement(jnp.where(ledger.size < ledger.capacity, ledger.size, row), NOBODY, NO)
 
 
+def line_of(place):
+    """Where its body is: one line, below the line of its name."""
+    return f"{Path(__file__).name}:{place.__code__.co_firstlineno + 1}"
+
+
 def test_rules_of_ones_own_that_keep_them():
     check_rule(goes_to(fresh), KEY)
     check_rule(goes_to(newest, needs_embedding=False), KEY)
@@ -122,11 +141,17 @@ BROKEN = {
         fresh, num_near=lambda ledger: ledger.live
     ),
     "place gives a Placement; it gave": made(lambda self, ledger, embedding, key: ledger.size),
-    "place runs under jit; it gave Attempted boolean conversion of traced array": made(branching),
-    "place runs under vmap; it gave Cannot `vmap` ordered": made(telling),
+    "place runs under jit; it raised TracerBoolConversionError: Attempted boolean conversion of "
+    f"traced array with shape bool[] ({line_of(branching)}); what fits": made(branching),
+    "place runs under jit; it raised TracerArrayConversionError: The numpy.ndarray conversion "
+    "method __array__() was called on traced array with shape int32[32] "
+    f"({line_of(converting)}); what fits": made(converting),
+    f"place runs under jit; it raised StopIteration ({line_of(exhausted)}); what": made(exhausted),
+    f"place runs under jit; it raised OSError: {'nowhere ' * 18}... (": made(rambling),
+    "place runs under vmap; it raised ValueError: Cannot `vmap` ordered IO": made(telling),
     "the same key gives the same row; it gave slot": made(counting),
     "jit changes no decision; it gave slot 4 and slot 5 with size 5": made(peeping),
-    "place makes no NaN, even in passing; it gave ": made(dividing),
+    "place makes no NaN, even in passing; it raised FloatingPointError: invalid": made(dividing),
     "rows that are not live have no say; it gave slot": made(forgetting_who_lives),
     "32 starts with windows of 4 need no more than B·N slots; it gave": made(
         any_row, Fifo, needs_embedding=False
@@ -186,5 +211,5 @@ def test_fields_that_are_judged_as_if_they_were_numbers():
         def place(self, ledger, embedding, key):
             return Placement(ledger.size, NOBODY, NO)
 
-    with pytest.raises(LofoError, match="fields can be traced, too; it gave Attempted boolean"):
+    with pytest.raises(LofoError, match="too; it raised TracerBoolConversionError: Attempted bool"):
         check_rule(Judging(0.5), KEY)

@@ -3,8 +3,13 @@
 Whoever adds a rule runs `check_rule` on it; a broken promise is named, with what broke it.
 """
 
+import re
+import sys
+import textwrap
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -21,6 +26,7 @@ NUM_ASKED = 40  # newcomers for whom `place` is also called as plain Python
 CLOSING = 5  # every so many steps of a trajectory one closes an episode: a step, but no start
 FORMS = {"slot": "int32[]", "num_near": "int32[]", "overflow": "bool[]"}
 PURE = "what fits: jnp.where for a branch, jnp.maximum under a division, nothing but arrays"
+NOT_THEIRS = {"lofo", "jax", "jaxlib", "numpy", *sys.stdlib_module_names}
 ROW = "below size (who is there leaves), size (a fresh row) or the capacity (refused)"
 
 
@@ -169,9 +175,20 @@ def _attempt(rule: Forgetting, promise: str, function: Callable[..., Any], *give
     try:
         return function(*given)
     except Exception as error:  # somebody's own code may raise anything
-        words = " ".join(str(error).split())[:150] or type(error).__name__
-        told = f"{type(rule).__name__} breaks a promise: {promise}; it gave {words}; {PURE}"
-        raise LofoError(told) from error
+        broken = f"{type(rule).__name__} breaks a promise: {promise}"
+        raise LofoError(f"{broken}; it raised {_tell(error)}; {PURE}") from error
+
+
+def _tell(error: Exception) -> str:
+    """Its name, its first sentence, and the last line of the user's own that led to it."""
+    sentence = re.split(r"(?:(?<=[.!?])\s|\n)\s*(?=[A-Z])", str(error).strip())[0].rstrip(".")
+    words = textwrap.shorten(sentence, 150, placeholder=" ...")
+    lines = [
+        f" ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").split(".")[0] not in NOT_THEIRS
+    ]
+    return ": ".join(filter(None, (type(error).__name__, words))) + "".join(lines[-1:])
 
 
 def _refuse(rule: Forgetting, promise: str, gave: str, fits: str) -> NoReturn:
