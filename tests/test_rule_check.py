@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 from pathlib import Path
 from typing import ClassVar
 
@@ -80,6 +81,11 @@ def counting(self, ledger, embedding, key, count=itertools.count()):  # noqa: B0
     return Placement(jnp.where(ledger.size < 4, ledger.size, row), NOBODY, NO)
 
 
+def agreeing_by_chance(self, ledger, embedding, key, lots=itertools.cycle([0, 0, 1])):  # noqa: B008  # on purpose
+    lot = 0 if isinstance(ledger.size, jax.core.Tracer) else next(lots)
+    return Placement(jnp.where(ledger.size < 4, ledger.size, lot), NOBODY, NO)
+
+
 def peeping(self, ledger, embedding, key):
     is_traced = isinstance(ledger.size, jax.core.Tracer)
     return Placement(jnp.minimum(ledger.size, 4 + is_traced), NOBODY, NO)
@@ -150,6 +156,7 @@ BROKEN = {
     f"place runs under jit; it raised OSError: {'nowhere ' * 18}... (": made(rambling),
     "place runs under vmap; it raised ValueError: Cannot `vmap` ordered IO": made(telling),
     "the same key gives the same row; it gave slot": made(counting),
+    "the same key gives the same row; it gave slot 0 and slot 1": made(agreeing_by_chance),
     "jit changes no decision; it gave slot 4 and slot 5 with size 5": made(peeping),
     "place makes no NaN, even in passing; it raised FloatingPointError: invalid": made(dividing),
     "rows that are not live have no say; it gave slot": made(forgetting_who_lives),
@@ -169,6 +176,18 @@ def test_a_broken_promise_is_named(words):
     message = str(caught.value)
     assert message.startswith(f"Mine breaks a promise: {words}"), message
     assert "\n" not in message and len(message) < 400
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lots_of_its_own_are_never_blamed_on_others(seed):
+    lots = random.Random(seed)
+
+    def place(self, ledger, embedding, key):
+        row = jnp.int32(lots.randrange(2))
+        return Placement(jnp.where(ledger.size < 2, ledger.size, row), NOBODY, NO)
+
+    with pytest.raises(LofoError, match="the same key gives the same row; it gave slot"):
+        check_rule(made(place), KEY)
 
 
 def test_a_rule_that_jax_cannot_look_into_is_told_how():
