@@ -108,6 +108,16 @@ def forgetting_who_lives(self, ledger, embedding, key):
     return Placement(jnp.where(num_near > 5, 0, ledger.size), NOBODY, NO)
 
 
+def crowding(self, ledger, embedding, key):
+    is_near = ledger.live & near(ledger.embedding, embedding, self.radius)
+    return Placement(jnp.where(jnp.any(is_near), 0, ledger.size), NOBODY, NO)
+
+
+def counting_neighbours(self, ledger, embedding, key):
+    is_near = ledger.live & near(ledger.embedding, embedding, self.radius)
+    return Placement(ledger.size, jnp.sum(is_near, dtype=jnp.int32), NO)
+
+
 def any_row(self, ledger, embedding, key):
     row = jax.random.randint(key, (), 0, jnp.maximum(ledger.size, 1))
     return Placement(jnp.where(ledger.size < ledger.capacity, ledger.size, row), NOBODY, NO)
@@ -122,6 +132,7 @@ def test_rules_of_ones_own_that_keep_them():
     check_rule(goes_to(fresh), KEY)
     check_rule(goes_to(newest, needs_embedding=False), KEY)
     check_rule(made(any_row), KEY)
+    check_rule(made(crowding), KEY)
 
 
 BROKEN = {
@@ -160,6 +171,11 @@ BROKEN = {
     "jit changes no decision; it gave slot 4 and slot 5 with size 5": made(peeping),
     "place makes no NaN, even in passing; it raised FloatingPointError: invalid": made(dividing),
     "rows that are not live have no say; it gave slot": made(forgetting_who_lives),
+    "place looks at no embedding, for needs_embedding is False; it gave slot 1 with embeddings and "
+    "0 without, newcomer": made(crowding, needs_embedding=False),
+    "place looks at no embedding, for needs_embedding is False; it gave num_near": made(
+        counting_neighbours, needs_embedding=False
+    ),
     "32 starts with windows of 4 need no more than B·N slots; it gave": made(
         any_row, Fifo, needs_embedding=False
     ),

@@ -23,10 +23,11 @@ from lofo.buffers.ledger import Ledger, Placement
 from lofo.types import Array, Key, LofoError
 
 NUM_ASKED = 40  # newcomers for whom `place` is also called as plain Python
-NUM_AGAIN = 20  # times it is asked again before jit, or a row that is not live, is blamed
+NUM_AGAIN = 20  # times it is asked again before others are blamed: its lots may agree by chance
 CLOSING = 5  # every so many steps of a trajectory one closes an episode: a step, but no start
 FORMS = {"slot": "int32[]", "num_near": "int32[]", "overflow": "bool[]"}
 PURE = "what fits: jnp.where for a branch, jnp.maximum under a division, nothing but arrays"
+UNSEEN = "place looks at no embedding, for needs_embedding is False"
 NOT_THEIRS = {"lofo", "jax", "jaxlib", "numpy", *sys.stdlib_module_names}
 ROW = "below size (who is there leaves), size (a fresh row) or the capacity (refused)"
 
@@ -47,7 +48,9 @@ def check_rule(
     choose a capacity above it, so that there are crowds.
     """
     _check_given(rule, key)
-    newcomers = _draw_newcomers(key, embedding_size if rule.needs_embedding else 0)
+    newcomers = located = _draw_newcomers(key, max(embedding_size, 1))
+    if not rule.needs_embedding:  # as in a buffer: no columns
+        newcomers = located._replace(embedding=located.embedding[..., :0])
     one = jax.tree.map(lambda x: x[0], newcomers)
     _check_form(rule, capacity, *jax.tree.map(lambda x: x[0], one))
     walk = partial(_walk, capacity)  # the rule is an argument: its fields are data
@@ -56,6 +59,8 @@ def check_rule(
     before, placed = _attempt(rule, "place runs under vmap", side_by_side, rule, newcomers)
     _check_placements(rule, before, placed)
     _check_plainly(rule, newcomers, before, placed)
+    if not rule.needs_embedding:  # not sooner: lots of the rule's own make walks differ, too
+        _check_unseen(rule, placed, _attempt(rule, UNSEEN, side_by_side, rule, located)[1])
     _check_windows(rule, newcomers, SequenceIndex(rule, capacity, window))
 
 
@@ -66,8 +71,7 @@ def _check_given(rule: Forgetting, key: Key) -> None:
     try:
         jax.random.split(key)
     except (TypeError, ValueError) as error:
-        told = f"key must be one random key, such as jax.random.key(0), got {key!r}"
-        raise LofoError(told) from error
+        raise LofoError(f"key must be a random key, as jax.random.key(0), got {key!r}") from error
     for name in ("needs_embedding", "voids_rewards"):
         if not isinstance(said := getattr(rule, name, None), bool):
             _refuse(rule, f"the class says {name}", f"{said!r}", "a ClassVar, True or False")
@@ -141,7 +145,6 @@ def _check_plainly(
             ask = partial(_attempt, rule, "place makes no NaN, even in passing", rule.place)
             first, again, other = (ask(x, *newcomer) for x in (ledger, ledger, remains))
             if len({int(x.slot) for x in (first, again, other, compiled)}) > 1:
-                # Lots of the rule's own may agree by chance: before others are blamed, ask on.
                 answers = (ask(ledger, *newcomer) for _ in range(NUM_AGAIN))
                 again = next((x for x in answers if x.slot != first.slot), again)
         for promise, answer, fits in (
@@ -152,6 +155,14 @@ def _check_plainly(
             if int(first.slot) != int(answer.slot):
                 gave = f"slot {first.slot} and slot {answer.slot} with size {ledger.size}"
                 _refuse(rule, promise, gave, fits)
+
+
+def _check_unseen(rule: Forgetting, placed: Placement, located: Placement) -> None:
+    """The same walks without embeddings and with them."""
+    for name, without, given in zip(FORMS, placed, located, strict=True):
+        for at in map(tuple, np.argwhere(without != given)[:1]):
+            gave = f"{name} {given[at]} with embeddings and {without[at]} without"
+            _refuse(rule, UNSEEN, f"{gave}, newcomer {at[1]}", "needs_embedding = True")
 
 
 def _check_windows(rule: Forgetting, newcomers: Newcomers, index: SequenceIndex) -> None:
@@ -170,10 +181,8 @@ def _check_windows(rule: Forgetting, newcomers: Newcomers, index: SequenceIndex)
     if lost.any():
         gave = f"{lost.max()} steps for which {index.num_slots} slots were too few"
         fits = "a rule that does not inherit from Fifo, whose ring is given less room"
-        bound = (
-            f"{index.capacity} starts with windows of {index.window} need no more than B·N slots"
-        )
-        _refuse(rule, bound, gave, fits)
+        most = f"{index.capacity} starts with windows of {index.window} need no more than B·N slots"
+        _refuse(rule, most, gave, fits)
 
 
 def _attempt(rule: Forgetting, promise: str, function: Callable[..., Any], *given: Any) -> Any:
