@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
+import random
+from pathlib import Path
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import io_callback
 
@@ -61,9 +64,26 @@ def branching(self, ledger, embedding, key):
     return Placement(ledger.size if ledger.size < 3 else jnp.int32(0), NOBODY, NO)
 
 
+def converting(self, ledger, embedding, key):
+    return Placement(jnp.int32(np.median(ledger.stamp)), NOBODY, NO)
+
+
+def exhausted(self, ledger, embedding, key):
+    return next(iter(()))
+
+
+def rambling(self, ledger, embedding, key):
+    raise OSError("nowhere " * 99)
+
+
 def counting(self, ledger, embedding, key, count=itertools.count()):  # noqa: B008  # on purpose
     row = jnp.int32(next(count) % 4)
     return Placement(jnp.where(ledger.size < 4, ledger.size, row), NOBODY, NO)
+
+
+def agreeing_by_chance(self, ledger, embedding, key, lots=itertools.cycle([0, 0, 1])):  # noqa: B008  # on purpose
+    lot = 0 if isinstance(ledger.size, jax.core.Tracer) else next(lots)
+    return Placement(jnp.where(ledger.size < 4, ledger.size, lot), NOBODY, NO)
 
 
 def peeping(self, ledger, embedding, key):
@@ -88,15 +108,31 @@ def forgetting_who_lives(self, ledger, embedding, key):
     return Placement(jnp.where(num_near > 5, 0, ledger.size), NOBODY, NO)
 
 
+def crowding(self, ledger, embedding, key):
+    is_near = ledger.live & near(ledger.embedding, embedding, self.radius)
+    return Placement(jnp.where(jnp.any(is_near), 0, ledger.size), NOBODY, NO)
+
+
+def counting_neighbours(self, ledger, embedding, key):
+    is_near = ledger.live & near(ledger.embedding, embedding, self.radius)
+    return Placement(ledger.size, jnp.sum(is_near, dtype=jnp.int32), NO)
+
+
 def any_row(self, ledger, embedding, key):
     row = jax.random.randint(key, (), 0, jnp.maximum(ledger.size, 1))
     return Placement(jnp.where(ledger.size < ledger.capacity, ledger.size, row), NOBODY, NO)
+
+
+def line_of(place):
+    """Where its body is: one line, below the line of its name."""
+    return f"{Path(__file__).name}:{place.__code__.co_firstlineno + 1}"
 
 
 def test_rules_of_ones_own_that_keep_them():
     check_rule(goes_to(fresh), KEY)
     check_rule(goes_to(newest, needs_embedding=False), KEY)
     check_rule(made(any_row), KEY)
+    check_rule(made(crowding), KEY)
 
 
 BROKEN = {
@@ -122,12 +158,24 @@ BROKEN = {
         fresh, num_near=lambda ledger: ledger.live
     ),
     "place gives a Placement; it gave": made(lambda self, ledger, embedding, key: ledger.size),
-    "place runs under jit; it gave Attempted boolean conversion of traced array": made(branching),
-    "place runs under vmap; it gave Cannot `vmap` ordered": made(telling),
+    "place runs under jit; it raised TracerBoolConversionError: Attempted boolean conversion of "
+    f"traced array with shape bool[] ({line_of(branching)}); what fits": made(branching),
+    "place runs under jit; it raised TracerArrayConversionError: The numpy.ndarray conversion "
+    "method __array__() was called on traced array with shape int32[32] "
+    f"({line_of(converting)}); what fits": made(converting),
+    f"place runs under jit; it raised StopIteration ({line_of(exhausted)}); what": made(exhausted),
+    f"place runs under jit; it raised OSError: {'nowhere ' * 18}... (": made(rambling),
+    "place runs under vmap; it raised ValueError: Cannot `vmap` ordered IO": made(telling),
     "the same key gives the same row; it gave slot": made(counting),
+    "the same key gives the same row; it gave slot 0 and slot 1": made(agreeing_by_chance),
     "jit changes no decision; it gave slot 4 and slot 5 with size 5": made(peeping),
-    "place makes no NaN, even in passing; it gave ": made(dividing),
+    "place makes no NaN, even in passing; it raised FloatingPointError: invalid": made(dividing),
     "rows that are not live have no say; it gave slot": made(forgetting_who_lives),
+    "place looks at no embedding, for needs_embedding is False; it gave slot 1 with embeddings and "
+    "0 without, newcomer": made(crowding, needs_embedding=False),
+    "place looks at no embedding, for needs_embedding is False; it gave num_near": made(
+        counting_neighbours, needs_embedding=False
+    ),
     "32 starts with windows of 4 need no more than B·N slots; it gave": made(
         any_row, Fifo, needs_embedding=False
     ),
@@ -146,6 +194,18 @@ def test_a_broken_promise_is_named(words):
     assert "\n" not in message and len(message) < 400
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_lots_of_its_own_are_never_blamed_on_others(seed):
+    lots = random.Random(seed)
+
+    def place(self, ledger, embedding, key):
+        row = jnp.int32(lots.randrange(2))
+        return Placement(jnp.where(ledger.size < 2, ledger.size, row), NOBODY, NO)
+
+    with pytest.raises(LofoError, match="the same key gives the same row; it gave slot"):
+        check_rule(made(place), KEY)
+
+
 def test_a_rule_that_jax_cannot_look_into_is_told_how():
     @dataclasses.dataclass(frozen=True)
     class Plain:
@@ -155,8 +215,20 @@ def test_a_rule_that_jax_cannot_look_into_is_told_how():
         def place(self, ledger, embedding, key):
             return Placement(ledger.size, NOBODY, NO)
 
-    with pytest.raises(LofoError, match=r"Plain breaks a promise: a rule is a pytree; .*register"):
+    told = r"a rule is a pytree; it gave a plain object, which jax does not know; .*register"
+    with pytest.raises(LofoError, match=f"^Plain breaks a promise: {told}"):
         check_rule(Plain(), KEY)
+
+
+def test_a_class_is_no_rule():
+    with pytest.raises(LofoError, match=r"^check_rule wants an instance.*: give Local\(\.\.\.\)$"):
+        check_rule(Local, KEY)
+
+
+@pytest.mark.parametrize("key", [0, None, jnp.int32(0), jax.random.split(KEY)], ids=range(4))
+def test_a_number_is_no_key(key):
+    with pytest.raises(LofoError, match=r"^key must be .* jax\.random\.key\(0\), got "):
+        check_rule(Fifo(), key)
 
 
 def test_fields_that_are_judged_as_if_they_were_numbers():
@@ -174,5 +246,5 @@ def test_fields_that_are_judged_as_if_they_were_numbers():
         def place(self, ledger, embedding, key):
             return Placement(ledger.size, NOBODY, NO)
 
-    with pytest.raises(LofoError, match="fields can be traced, too; it gave Attempted boolean"):
+    with pytest.raises(LofoError, match="too; it raised TracerBoolConversionError: Attempted bool"):
         check_rule(Judging(0.5), KEY)

@@ -3,8 +3,13 @@
 Whoever adds a rule runs `check_rule` on it; a broken promise is named, with what broke it.
 """
 
+import re
+import sys
+import textwrap
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -18,9 +23,12 @@ from lofo.buffers.ledger import Ledger, Placement
 from lofo.types import Array, Key, LofoError
 
 NUM_ASKED = 40  # newcomers for whom `place` is also called as plain Python
+NUM_AGAIN = 20  # times it is asked again before others are blamed: its lots may agree by chance
 CLOSING = 5  # every so many steps of a trajectory one closes an episode: a step, but no start
 FORMS = {"slot": "int32[]", "num_near": "int32[]", "overflow": "bool[]"}
 PURE = "what fits: jnp.where for a branch, jnp.maximum under a division, nothing but arrays"
+UNSEEN = "place looks at no embedding, for needs_embedding is False"
+NOT_THEIRS = {"lofo", "jax", "jaxlib", "numpy", *sys.stdlib_module_names}
 ROW = "below size (who is there leaves), size (a fresh row) or the capacity (refused)"
 
 
@@ -39,8 +47,10 @@ def check_rule(
     Each walk visits a few places, which lie 2**-8 to 2**7 apart. Where the rule has a limit,
     choose a capacity above it, so that there are crowds.
     """
-    _check_class(rule)
-    newcomers = _draw_newcomers(key, embedding_size if rule.needs_embedding else 0)
+    _check_given(rule, key)
+    newcomers = located = _draw_newcomers(key, max(embedding_size, 1))
+    if not rule.needs_embedding:  # as in a buffer: no columns
+        newcomers = located._replace(embedding=located.embedding[..., :0])
     one = jax.tree.map(lambda x: x[0], newcomers)
     _check_form(rule, capacity, *jax.tree.map(lambda x: x[0], one))
     walk = partial(_walk, capacity)  # the rule is an argument: its fields are data
@@ -49,15 +59,25 @@ def check_rule(
     before, placed = _attempt(rule, "place runs under vmap", side_by_side, rule, newcomers)
     _check_placements(rule, before, placed)
     _check_plainly(rule, newcomers, before, placed)
+    if not rule.needs_embedding:  # not sooner: lots of the rule's own make walks differ, too
+        _check_unseen(rule, placed, _attempt(rule, UNSEEN, side_by_side, rule, located)[1])
     _check_windows(rule, newcomers, SequenceIndex(rule, capacity, window))
 
 
-def _check_class(rule: Forgetting) -> None:
+def _check_given(rule: Forgetting, key: Key) -> None:
+    if isinstance(rule, type):
+        name = rule.__name__
+        raise LofoError(f"check_rule wants an instance, got the class {name}: give {name}(...)")
+    try:
+        jax.random.split(key)
+    except (TypeError, ValueError) as error:
+        raise LofoError(f"key must be a random key, as jax.random.key(0), got {key!r}") from error
     for name in ("needs_embedding", "voids_rewards"):
         if not isinstance(said := getattr(rule, name, None), bool):
             _refuse(rule, f"the class says {name}", f"{said!r}", "a ClassVar, True or False")
     if any(leaf is rule for leaf in jax.tree.leaves(rule)):
-        _refuse(rule, "a rule is a pytree", "none", "a dataclass under lofo.register_dataclass")
+        fits = "a dataclass under lofo.register_dataclass"
+        _refuse(rule, "a rule is a pytree", "a plain object, which jax does not know", fits)
 
 
 def _draw_newcomers(key: Key, size: int, num_walks: int = 16, num_steps: int = 200) -> Newcomers:
@@ -124,6 +144,9 @@ def _check_plainly(
         with jax.debug_nans(True):
             ask = partial(_attempt, rule, "place makes no NaN, even in passing", rule.place)
             first, again, other = (ask(x, *newcomer) for x in (ledger, ledger, remains))
+            if len({int(x.slot) for x in (first, again, other, compiled)}) > 1:
+                answers = (ask(ledger, *newcomer) for _ in range(NUM_AGAIN))
+                again = next((x for x in answers if x.slot != first.slot), again)
         for promise, answer, fits in (
             ("the same key gives the same row", again, "lots drawn from the key alone"),
             ("jit changes no decision", compiled, "what follows from the arguments alone"),
@@ -132,6 +155,14 @@ def _check_plainly(
             if int(first.slot) != int(answer.slot):
                 gave = f"slot {first.slot} and slot {answer.slot} with size {ledger.size}"
                 _refuse(rule, promise, gave, fits)
+
+
+def _check_unseen(rule: Forgetting, placed: Placement, located: Placement) -> None:
+    """The same walks without embeddings and with them."""
+    for name, without, given in zip(FORMS, placed, located, strict=True):
+        for at in map(tuple, np.argwhere(without != given)[:1]):
+            gave = f"{name} {given[at]} with embeddings and {without[at]} without"
+            _refuse(rule, UNSEEN, f"{gave}, newcomer {at[1]}", "needs_embedding = True")
 
 
 def _check_windows(rule: Forgetting, newcomers: Newcomers, index: SequenceIndex) -> None:
@@ -150,19 +181,28 @@ def _check_windows(rule: Forgetting, newcomers: Newcomers, index: SequenceIndex)
     if lost.any():
         gave = f"{lost.max()} steps for which {index.num_slots} slots were too few"
         fits = "a rule that does not inherit from Fifo, whose ring is given less room"
-        bound = (
-            f"{index.capacity} starts with windows of {index.window} need no more than B·N slots"
-        )
-        _refuse(rule, bound, gave, fits)
+        most = f"{index.capacity} starts with windows of {index.window} need no more than B·N slots"
+        _refuse(rule, most, gave, fits)
 
 
 def _attempt(rule: Forgetting, promise: str, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Exception as error:  # somebody's own code may raise anything
-        words = " ".join(str(error).split())[:150] or type(error).__name__
-        told = f"{type(rule).__name__} breaks a promise: {promise}; it gave {words}; {PURE}"
-        raise LofoError(told) from error
+        broken = f"{type(rule).__name__} breaks a promise: {promise}"
+        raise LofoError(f"{broken}; it raised {_tell(error)}; {PURE}") from error
+
+
+def _tell(error: Exception) -> str:
+    """Its name, its first sentence, and the last line of the user's own that led to it."""
+    sentence = re.split(r"(?:(?<=[.!?])\s|\n)\s*(?=[A-Z])", str(error).strip())[0].rstrip(".")
+    words = textwrap.shorten(sentence, 150, placeholder=" ...")
+    lines = [
+        f" ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").split(".")[0] not in NOT_THEIRS
+    ]
+    return ": ".join(filter(None, (type(error).__name__, words))) + "".join(lines[-1:])
 
 
 def _refuse(rule: Forgetting, promise: str, gave: str, fits: str) -> NoReturn:
