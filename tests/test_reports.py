@@ -379,6 +379,19 @@ def test_an_incomplete_run_is_reported_not_judged(tmp_path: Path, missing: str) 
     json.dumps(as_json([first, second]), allow_nan=False)
 
 
+def test_tables_and_figures_count_the_seeds_that_were_started(tmp_path: Path) -> None:
+    rows = rows_of("x", 1, PHASE_1)[:5]  # of one seed, in one phase
+    folder = write(tmp_path / "run", header(settings("x")), rows)
+    runs, summaries = load([folder]), summarise([folder])
+    (axes,) = plot_curves(runs, styles(runs)).axes
+    title = axes.get_title("left")
+    assert title == "Grid, DynaQ · seeds: 4"
+    for table in (verdict_table(summaries), adaptation_table(summaries)):
+        assert table.splitlines()[0] == title
+    page = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
+    assert page.count(f"<h3>{title}</h3>") == page.count("· seeds: ") == 4
+
+
 def test_the_verdict_table_says_what_it_means(tmp_path: Path) -> None:
     text = verdict_table(summarise([full_folder(tmp_path / "run")]))
     lines = text.splitlines()

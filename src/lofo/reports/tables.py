@@ -88,8 +88,8 @@ def by_world(summaries: Sequence[Summary]) -> list[list[Summary]]:
 
 
 def heading(summaries: Sequence[Summary]) -> str:
-    """The world of some summaries, which names its length too, and their seeds."""
-    seeds = " or ".join(str(n) for n in sorted({s.num_seeds for s in summaries}))
+    """The world of some summaries, which names its length too, and how many seeds were started."""
+    seeds = " or ".join(str(n) for n in sorted({len(s.per_seed) for s in summaries}))
     return f"{summaries[0].world} · seeds: {seeds}"
 
 
