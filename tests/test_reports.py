@@ -221,23 +221,26 @@ def test_the_stale_share_counts_the_samples_that_end_at_t1(tmp_path: Path) -> No
 def test_the_adaptation_table_has_a_line_for_every_run(tmp_path: Path) -> None:
     rows = rows_of("a", 1, PHASE_1), rows_of("b", 1, PHASE_1), rows_of("a", 2, PHASE_2)
     errors = [r._replace(metric="reward_error_inside", value=0.125) for r in rows[2]]
-    folder = write(tmp_path, header(settings("a"), settings("b", "FIFO")), *rows, errors)
+    own = settings("a"), settings("b", "FIFO")
+    for plain in own:
+        plain["phases"][1] |= {"stale": 0.5}
+    folder = write(tmp_path, header(*own), *rows, errors)
     summaries = summarise([folder])
     lines = adaptation_table(summaries).splitlines()
     (first,) = (line for line in lines if line.startswith("LoFo"))
     assert re.split(r"  +", first) == [
-        *("LoFo", "2", "300", "4 of 4", "350", "0.700 (35.0 %)", "0.400 (-80.0 %)", "5.0 %"),
+        *("LoFo", "2", "300", "4 of 4", "350", "0.700 (35.0 %)", "0.400 (20.0 %)", "5.0 %"),
         *("0.125", "-", "-"),
     ]
     (second,) = (line for line in lines if line.startswith("FIFO"))
     assert re.split(r"  +", second) == ["FIFO", "2", "-", "0 of 0", *["-"] * 7]
     (kept,) = (line for line in lines if line.startswith("(phase-1 policy kept)"))
-    assert "1.000 (50.0 %)  1.000 (-50.0 %)" in kept
+    assert "1.500 (75.0 %)  0.500 (25.0 %)" in kept
     data = as_json(summaries)
     assert data[1]["adaptation"]["area"] == pytest.approx(350)
     assert data[3]["adaptation"]["area"] is None
     page = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
-    assert "<td>0.400 (-80.0 %)</td>" in page
+    assert "<td>0.400 (20.0 %)</td>" in page
 
 
 @pytest.mark.parametrize(("share", "adaptive"), [(0.85, True), (0.8499, False), (0.86, True)])
@@ -854,6 +857,20 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_the_headline_has_brackets_only_where_there_is_something_to_say(tmp_path: Path) -> None:
+    every = header(settings("a"), settings("b", "FIFO"))
+    rows = rows_of("a", 1, PHASE_1), rows_of("a", 2, PHASE_2)
+
+    def told(name: str, *parts: Any) -> str:
+        page = write_report([write(tmp_path / name, every, *parts)], tmp_path / f"{name}-out")
+        (line,) = re.findall(r"<p><b>Grid, DynaQ\.</b> (.*)</p>", page.read_text(encoding="utf-8"))
+        return line
+
+    reading = "In brackets: share of the optimum."
+    assert told("some", *rows) == f"Not adaptive: LoFo (80.0 %). Incomplete: FIFO. {reading}"
+    assert told("none", *rows[:1]) == "Incomplete: LoFo, FIFO."
 
 
 def test_the_page_stands_on_its_own(tmp_path: Path) -> None:
