@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from lofo import cli
@@ -694,6 +695,68 @@ def test_what_one_of_two_runs_recorded_is_shown(tmp_path: Path) -> None:
     runs = load([write(tmp_path, both, rows + others)])
     axes = plot_diagnostics(runs, styles(runs)).axes
     assert axes[3].get_title(loc="left") == "model error outside the T1-zone"
+
+
+def marked(axes: Axes) -> list[tuple[float, float]]:
+    """The points of a panel that have a dot."""
+    return [
+        (x, y)
+        for line in axes.get_lines()
+        if line.get_marker() == "o"
+        for x, y, is_marked in zip(
+            line.get_xdata(), line.get_ydata(), line.get_markevery(), strict=True
+        )
+        if is_marked
+    ]
+
+
+def test_a_single_evaluation_is_a_dot(tmp_path: Path) -> None:
+    metrics = "return", "predicted_t1", "stale_rows", "stored"
+    late = [Row("x", s, p, p * 500 - 400, m, s) for s in (7, 9) for p in (1, 2) for m in metrics]
+    own = header(settings("x", seeds=[7, 9]))
+    runs = load([write(tmp_path / "two", own, late)])
+    (axes,) = plot_curves(runs, styles(runs)).axes
+    assert marked(axes) == [(100, 8), (600, 8)]  # two tasks, so no line between them
+    heights = [segment[:, 1].tolist() for segment in axes.collections[-1].get_segments()]
+    assert heights == [[7, 9]] * 2  # a standard error of 1 to each side
+    (axes,) = plot_curves(runs, styles(runs), each_seed=True).axes
+    assert marked(axes) == [(100, 7), (600, 7), (100, 9), (600, 9)]
+    assert not any(marked(axes) for axes in plot_diagnostics(runs, styles(runs)).axes)
+    runs = load([write(tmp_path / "one", own, [row for row in late if row.phase == 1])])
+    panels = plot_diagnostics(runs, styles(runs)).axes
+    assert [marked(panels[k]) for k in (0, 2, 4)] == [[(100, 8)]] * 3
+
+
+def test_a_line_has_no_dots(folder: Path) -> None:
+    runs = load([folder])
+    assert not any(
+        marked(axes)
+        for figure in (
+            plot_curves(runs, styles(runs)),
+            plot_curves(runs, styles(runs), each_seed=True),
+            plot_diagnostics(runs, styles(runs)),
+        )
+        for axes in figure.axes
+    )
+
+
+def test_a_run_without_an_evaluation_says_so(folder: Path, tmp_path: Path) -> None:
+    fit = [Row("x", 7, 0, 0, "locality/loss", 1.0)]
+    for runs, is_said in (
+        (load([write(tmp_path / "new", header(settings("x")), fit)]), True),
+        (load([folder]), False),
+    ):
+        look = styles(runs)
+        panels = *plot_curves(runs, look).axes, *plot_diagnostics(runs, look).axes[:-1]
+        words = [{text.get_text() for text in axes.texts} for axes in panels]
+        assert len(words) == 6
+        assert all(("no evaluation yet" in own) is is_said for own in words)
+
+
+def test_nothing_has_a_scale_too(tmp_path: Path) -> None:
+    rows = [Row("x", 7, 1, s, m, 0.0) for s in (100, 200) for m in ("return", "stale_rows")]
+    runs = load([write(tmp_path, header(settings("x", seeds=[7])), rows)])
+    assert plot_diagnostics(runs, styles(runs)).axes[2].get_ylim() == (0, 1)
 
 
 def test_a_sweeps_labels_say_a_number_once() -> None:
