@@ -1,6 +1,7 @@
 """The command line: what it prints, what it refuses, and that a mistake is one sentence."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -438,6 +439,36 @@ def test_report_draws_and_report_json_counts(
     assert answer.code == 0 and "LoFo" in answer.out
     page = (tmp_path / "figures" / "report.html").read_text()
     assert "LoFo" in page and "FIFO" in page
+
+
+def test_a_reader_that_has_seen_enough_loses_words_alone(
+    finished: Finished, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "lofo.cli", "report", str(finished.folder)]
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does, though sooner
+    words = [*command, "--out", str(tmp_path)]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert {"report.html", "curves.png", "diagnostics.png", "coverage.png"} <= drawn
+
+
+def test_what_is_drawn_is_drawn_before_any_word(
+    packs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[str] = []
+
+    def draw(_: Any, out: Path, **__: Any) -> Path:
+        drawn.append(capsys.readouterr().out)
+        return out
+
+    monkeypatch.setattr(cli.reports, "write_report", draw)
+    monkeypatch.setattr(cli, "summarise", lambda *_: [])
+    assert "report: " in Answer(capsys, "demo").out
+    assert "Report: " in Answer(capsys, "report", "somewhere").out
+    assert drawn == ["", ""]
 
 
 def test_a_report_of_a_damaged_map_is_refused(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from lofo import cli
@@ -221,23 +222,26 @@ def test_the_stale_share_counts_the_samples_that_end_at_t1(tmp_path: Path) -> No
 def test_the_adaptation_table_has_a_line_for_every_run(tmp_path: Path) -> None:
     rows = rows_of("a", 1, PHASE_1), rows_of("b", 1, PHASE_1), rows_of("a", 2, PHASE_2)
     errors = [r._replace(metric="reward_error_inside", value=0.125) for r in rows[2]]
-    folder = write(tmp_path, header(settings("a"), settings("b", "FIFO")), *rows, errors)
+    own = settings("a"), settings("b", "FIFO")
+    for plain in own:
+        plain["phases"][1] |= {"stale": 0.5}
+    folder = write(tmp_path, header(*own), *rows, errors)
     summaries = summarise([folder])
     lines = adaptation_table(summaries).splitlines()
     (first,) = (line for line in lines if line.startswith("LoFo"))
     assert re.split(r"  +", first) == [
-        *("LoFo", "2", "300", "4 of 4", "350", "0.700 (35.0 %)", "0.400 (-80.0 %)", "5.0 %"),
+        *("LoFo", "2", "300", "4 of 4", "350", "0.700 (35.0 %)", "0.400 (20.0 %)", "5.0 %"),
         *("0.125", "-", "-"),
     ]
     (second,) = (line for line in lines if line.startswith("FIFO"))
     assert re.split(r"  +", second) == ["FIFO", "2", "-", "0 of 0", *["-"] * 7]
     (kept,) = (line for line in lines if line.startswith("(phase-1 policy kept)"))
-    assert "1.000 (50.0 %)  1.000 (-50.0 %)" in kept
+    assert "1.500 (75.0 %)  0.500 (25.0 %)" in kept
     data = as_json(summaries)
     assert data[1]["adaptation"]["area"] == pytest.approx(350)
     assert data[3]["adaptation"]["area"] is None
     page = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
-    assert "<td>0.400 (-80.0 %)</td>" in page
+    assert "<td>0.400 (20.0 %)</td>" in page
 
 
 @pytest.mark.parametrize(("share", "adaptive"), [(0.85, True), (0.8499, False), (0.86, True)])
@@ -377,6 +381,19 @@ def test_an_incomplete_run_is_reported_not_judged(tmp_path: Path, missing: str) 
     assert f"incomplete: {done} of 5 evaluations" in verdict_table([first, second])
     assert "incomplete" in write_report([folder], tmp_path / "out").read_text()
     json.dumps(as_json([first, second]), allow_nan=False)
+
+
+def test_tables_and_figures_count_the_seeds_that_were_started(tmp_path: Path) -> None:
+    rows = rows_of("x", 1, PHASE_1)[:5]  # of one seed, in one phase
+    folder = write(tmp_path / "run", header(settings("x")), rows)
+    runs, summaries = load([folder]), summarise([folder])
+    (axes,) = plot_curves(runs, styles(runs)).axes
+    title = axes.get_title("left")
+    assert title == "Grid, DynaQ · seeds: 4"
+    for table in (verdict_table(summaries), adaptation_table(summaries)):
+        assert table.splitlines()[0] == title
+    page = write_report([folder], tmp_path / "out").read_text(encoding="utf-8")
+    assert page.count(f"<h3>{title}</h3>") == page.count("· seeds: ") == 4
 
 
 def test_the_verdict_table_says_what_it_means(tmp_path: Path) -> None:
@@ -680,6 +697,68 @@ def test_what_one_of_two_runs_recorded_is_shown(tmp_path: Path) -> None:
     assert axes[3].get_title(loc="left") == "model error outside the T1-zone"
 
 
+def marked(axes: Axes) -> list[tuple[float, float]]:
+    """The points of a panel that have a dot."""
+    return [
+        (x, y)
+        for line in axes.get_lines()
+        if line.get_marker() == "o"
+        for x, y, is_marked in zip(
+            line.get_xdata(), line.get_ydata(), line.get_markevery(), strict=True
+        )
+        if is_marked
+    ]
+
+
+def test_a_single_evaluation_is_a_dot(tmp_path: Path) -> None:
+    metrics = "return", "predicted_t1", "stale_rows", "stored"
+    late = [Row("x", s, p, p * 500 - 400, m, s) for s in (7, 9) for p in (1, 2) for m in metrics]
+    own = header(settings("x", seeds=[7, 9]))
+    runs = load([write(tmp_path / "two", own, late)])
+    (axes,) = plot_curves(runs, styles(runs)).axes
+    assert marked(axes) == [(100, 8), (600, 8)]  # two tasks, so no line between them
+    heights = [segment[:, 1].tolist() for segment in axes.collections[-1].get_segments()]
+    assert heights == [[7, 9]] * 2  # a standard error of 1 to each side
+    (axes,) = plot_curves(runs, styles(runs), each_seed=True).axes
+    assert marked(axes) == [(100, 7), (600, 7), (100, 9), (600, 9)]
+    assert not any(marked(axes) for axes in plot_diagnostics(runs, styles(runs)).axes)
+    runs = load([write(tmp_path / "one", own, [row for row in late if row.phase == 1])])
+    panels = plot_diagnostics(runs, styles(runs)).axes
+    assert [marked(panels[k]) for k in (0, 2, 4)] == [[(100, 8)]] * 3
+
+
+def test_a_line_has_no_dots(folder: Path) -> None:
+    runs = load([folder])
+    assert not any(
+        marked(axes)
+        for figure in (
+            plot_curves(runs, styles(runs)),
+            plot_curves(runs, styles(runs), each_seed=True),
+            plot_diagnostics(runs, styles(runs)),
+        )
+        for axes in figure.axes
+    )
+
+
+def test_a_run_without_an_evaluation_says_so(folder: Path, tmp_path: Path) -> None:
+    fit = [Row("x", 7, 0, 0, "locality/loss", 1.0)]
+    for runs, is_said in (
+        (load([write(tmp_path / "new", header(settings("x")), fit)]), True),
+        (load([folder]), False),
+    ):
+        look = styles(runs)
+        panels = *plot_curves(runs, look).axes, *plot_diagnostics(runs, look).axes[:-1]
+        words = [{text.get_text() for text in axes.texts} for axes in panels]
+        assert len(words) == 6
+        assert all(("no evaluation yet" in own) is is_said for own in words)
+
+
+def test_nothing_has_a_scale_too(tmp_path: Path) -> None:
+    rows = [Row("x", 7, 1, s, m, 0.0) for s in (100, 200) for m in ("return", "stale_rows")]
+    runs = load([write(tmp_path, header(settings("x", seeds=[7])), rows)])
+    assert plot_diagnostics(runs, styles(runs)).axes[2].get_ylim() == (0, 1)
+
+
 def test_a_sweeps_labels_say_a_number_once() -> None:
     own = settings("sweep/limit-50")
     own["buffer"] |= {
@@ -841,6 +920,20 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_the_headline_has_brackets_only_where_there_is_something_to_say(tmp_path: Path) -> None:
+    every = header(settings("a"), settings("b", "FIFO"))
+    rows = rows_of("a", 1, PHASE_1), rows_of("a", 2, PHASE_2)
+
+    def told(name: str, *parts: Any) -> str:
+        page = write_report([write(tmp_path / name, every, *parts)], tmp_path / f"{name}-out")
+        (line,) = re.findall(r"<p><b>Grid, DynaQ\.</b> (.*)</p>", page.read_text(encoding="utf-8"))
+        return line
+
+    reading = "In brackets: share of the optimum."
+    assert told("some", *rows) == f"Not adaptive: LoFo (80.0 %). Incomplete: FIFO. {reading}"
+    assert told("none", *rows[:1]) == "Incomplete: LoFo, FIFO."
 
 
 def test_the_page_stands_on_its_own(tmp_path: Path) -> None:

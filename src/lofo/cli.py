@@ -47,10 +47,11 @@ class Demo:
         seeds = parse_seeds(self.seeds)
         execute(tuple(replace(e, seeds=seeds) for e in DEMO), self.out)
         summaries = summarise([self.out])
+        page = reports.write_report([self.out], self.out)  # before any word: see `Report`
         print(verdict_table(summaries))
         if [s.adaptive for s in summaries if s.phase == 2] == [True, False, False]:
             print(MORAL)
-        print(f"\nFigures and report: {reports.write_report([self.out], self.out)}")
+        print(f"\nFigures and report: {page}")
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,16 @@ class Report:
         if self.json:
             print(json.dumps(as_json(summaries), indent=2))
             return
-        print(verdict_table(summaries))
-        print(adaptation_table(summaries))
         choice: dict[str, Any] = {
             "only": self.only,
             "map_seed": self.map_seed,
             "each_seed": self.each_seed,
         }
-        print(f"Report: {reports.write_report(folders, self.out or folders[0], **choice)}")
+        # Before any word: a reader that has seen enough, such as `head`, ends the command.
+        page = reports.write_report(folders, self.out or folders[0], **choice)
+        print(verdict_table(summaries))
+        print(adaptation_table(summaries))
+        print(f"Report: {page}")
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _dispatch(arguments)
+        sys.stdout.flush()  # a reader that is gone should be found out here, not at the exit
     except LofoError as error:
         print(f"lofo: {error}", file=sys.stderr)
         sys.exit(2)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ from lofo.reports.styles import Style, by_world, family, styles
 
 DOTS_PER_INCH = 150
 GREY = "#6E6E6E"
+NOT_YET = "no evaluation yet"
 MOST_POINTS = 120  # of a curve; more evaluations than that are averaged in groups
 
 
@@ -82,6 +83,8 @@ def plot_curves(runs: Sequence[Run], look: dict[Key, Style], *, each_seed: bool 
     for axes, (world, own) in zip(panels, worlds.items(), strict=True):
         for run in own:
             _draw_run(axes, run, "return", look[run.key], is_broken=True, each_seed=each_seed)
+        if not _is_evaluated(own):
+            _say(axes, NOT_YET)
         _draw_references(axes, own[0])
         _mark_phases(axes, own[0], named=True)
         seeds = " or ".join(str(n) for n in sorted({len(run.seeds) for run in own}))
@@ -119,9 +122,20 @@ def plot_diagnostics(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
         for axes, panel in zip(cells, _panels(own), strict=False):
             for run in own:
                 _draw_run(axes, run, panel.metric, look[run.key])
-            _finish(axes, panel, own[0])
+            _finish(axes, panel, own[0], "not recorded" if _is_evaluated(own) else NOT_YET)
         _draw_legend(cells[-1], own, look)
     return figure
+
+
+def _is_evaluated(runs: Sequence[Run]) -> bool:
+    """Whether any of them has a return."""
+    returns = (run.curve(stretch.number, "return") for run in runs for stretch in run.stretches)
+    return any(np.isfinite(curve.values).any() for curve in returns)
+
+
+def _say(axes: Axes, words: str) -> None:
+    """In the middle of a panel that has nothing to show."""
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", color=GREY)
 
 
 def _panels(runs: Sequence[Run]) -> list[Panel]:
@@ -156,14 +170,30 @@ def _draw_run(
     )
     # broken, thinner lines upon whole ones: where runs agree, both are seen
     order, thickness = (2.5, 2.2) if family(run) == "Local" else (3.0, 1.7)
+    look = style._asdict() | {"zorder": order}
     if each_seed:
         for k, own in enumerate(seeds):
             label = None if k else run.label
-            axes.plot(steps, own, label=label, lw=1.4, zorder=order, **style._asdict())
+            axes.plot(steps, own, label=label, lw=1.4, **look, **_marker(own))
         return
     band = mean - error, mean + error
     axes.fill_between(steps, *band, color=style.color, alpha=0.2, lw=0, zorder=order - 1)
-    axes.plot(steps, mean, label=run.label, lw=thickness, zorder=order, **style._asdict())
+    axes.plot(steps, mean, label=run.label, lw=thickness, **look, **_marker(mean))
+    alone = _alone(mean)
+    if alone.any():  # no band is seen there
+        axes.vlines(steps[alone], *(edge[alone] for edge in band), color=style.color, lw=thickness)
+
+
+def _alone(values: np.ndarray) -> np.ndarray:
+    """Which points have no neighbour, so that no line goes through them."""
+    known = np.pad(np.isfinite(values), 1)
+    return known[1:-1] & ~known[:-2] & ~known[2:]
+
+
+def _marker(values: np.ndarray) -> dict[str, Any]:
+    """Dots at the points that no line goes through."""
+    alone = _alone(values)
+    return {"marker": "o", "markersize": 5, "markevery": alone.tolist()} if alone.any() else {}
 
 
 def _draw_references(axes: Axes, run: Run) -> None:
@@ -221,12 +251,12 @@ def _mark_phases(axes: Axes, run: Run, named: bool) -> None:
     axes.tick_params(labelsize=9.5)
 
 
-def _finish(axes: Axes, panel: Panel, run: Run) -> None:
-    """The true value, the scale and the words of a diagnostic."""
+def _finish(axes: Axes, panel: Panel, run: Run, excuse: str) -> None:
+    """The true value, the scale and the words of a diagnostic, or why there is none."""
     axes.set_title(panel.title, fontsize=10.5, loc="left")
     if not any(np.isfinite(np.asarray(line.get_ydata(), float)).any() for line in axes.lines):
         axes.axis("off")
-        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color=GREY)
+        _say(axes, excuse)
         return
     if panel.is_log:
         axes.set_yscale("log")
@@ -237,7 +267,9 @@ def _finish(axes: Axes, panel: Panel, run: Run) -> None:
     if panel.target is not None:
         _draw_truth(axes, run, panel.target)
     if not panel.is_log:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        low, high = axes.dataLim.intervaly
+        is_nothing = low == high == 0  # else the scale would be made of noughts
+        axes.set_ylim(*((0.0, 1.0) if is_nothing else (min(0.0, axes.get_ylim()[0]), None)))
 
 
 def _draw_truth(axes: Axes, run: Run, target: int) -> None:

@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lofo.reports.curves import plot_curves, plot_diagnostics, save
 from lofo.reports.films import save_films
 from lofo.reports.maps import plot_maps
@@ -24,7 +26,7 @@ from lofo.reports.tables import (
     Table,
     by_world,
     heading,
-    percent,
+    in_brackets,
     rule,
 )
 
@@ -154,12 +156,14 @@ def _headlines(summaries: Sequence[Summary]) -> list[str]:
     for world in dict.fromkeys(s.world for s in summaries):
         later = [s for s in summaries if s.world == world and s.phase == 2]
         parts = [
-            f"{word}: " + ", ".join(f"{s.name} ({percent(s.fraction_of_optimum)})" for s in chosen)
+            f"{word}: " + ", ".join(s.name + in_brackets(s.fraction_of_optimum) for s in chosen)
             for word, value in groups
             if (chosen := [s for s in later if s.adaptive is value])
         ]
         told = ". ".join(parts) or "There is no phase 2"
-        lines.append(f"<b>{escape(world)}.</b> {escape(told)}. In brackets: share of the optimum.")
+        is_known = any(np.isfinite(s.fraction_of_optimum) for s in later)
+        reading = " In brackets: share of the optimum." if is_known else ""
+        lines.append(f"<b>{escape(world)}.</b> {escape(told)}.{reading}")
     return lines
 
 

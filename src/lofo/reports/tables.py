@@ -22,8 +22,8 @@ READING_SPEED = (
     f"to {100 * REACHED:.0f} %: steps of the phase until the mean over seeds first reaches "
     f"{100 * REACHED:.0f} % of the optimum; seeds: those that are there in at least one evaluation "
     "of their own; area: between optimum and mean curve, in return times steps; mean gap: the same "
-    "over the steps, beside its share of the optimum; lowest: the lowest mean return of the phase, "
-    "beside its distance from the optimum; relapse: the largest fall of the mean below its own "
+    "over the steps; lowest: the lowest mean return of the phase; in brackets behind both, their "
+    "shares of the optimum; relapse: the largest fall of the mean below its own "
     "best so far, in shares of the optimum (the noise of evaluations counts too); error: of the "
     "predicted reward, from states inside and outside the T1-zone, at the end of the phase; stale "
     "at T1: of the stored samples that end at T1, the part whose reward the task no longer pays."
@@ -88,8 +88,8 @@ def by_world(summaries: Sequence[Summary]) -> list[list[Summary]]:
 
 
 def heading(summaries: Sequence[Summary]) -> str:
-    """The world of some summaries, which names its length too, and their seeds."""
-    seeds = " or ".join(str(n) for n in sorted({s.num_seeds for s in summaries}))
+    """The world of some summaries, which names its length too, and how many seeds were started."""
+    seeds = " or ".join(str(n) for n in sorted({len(s.per_seed) for s in summaries}))
     return f"{summaries[0].world} · seeds: {seeds}"
 
 
@@ -120,8 +120,8 @@ def _adaptation_line(summary: Summary) -> tuple[str, ...]:
         never if steps is None else compact(steps),
         f"{speed.seeds_that_reach} of {speed.num_seeds}",
         compact(speed.area),
-        _and_share(speed.mean_gap, share(speed.mean_gap, summary.optimum)),
-        _and_share(speed.worst, -speed.worst_drop),
+        _and_share(speed.mean_gap, summary.optimum),
+        _and_share(speed.worst, summary.optimum),
         percent(speed.largest_relapse),
         number(why.reward_error_inside),
         number(why.reward_error_outside),
@@ -134,9 +134,8 @@ def _policy_kept(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
     lines = []
     for phase in sorted({s.phase for s in summaries}):
         first = next(s for s in summaries if s.phase == phase)
-        gap = first.optimum - first.stale
-        gap_share = share(gap, first.optimum)
-        known = _and_share(gap, gap_share), _and_share(first.stale, -gap_share)
+        both = first.optimum - first.stale, first.stale
+        known = (_and_share(value, first.optimum) for value in both)
         lines.append(("(phase-1 policy kept)", str(phase), *[UNKNOWN] * 3, *known, *[UNKNOWN] * 4))
     return lines
 
@@ -217,10 +216,13 @@ def beside_truth(value: float, phase: int, target: int) -> str:
     return f"{value:.2f} ({truth:g})" if np.isfinite(value) else UNKNOWN
 
 
-def _and_share(value: float, of_optimum: float) -> str:
-    if not np.isfinite(value):
-        return UNKNOWN
-    return f"{number(value)} ({percent(of_optimum)})"
+def in_brackets(value: float) -> str:
+    """A percentage to stand behind a word or number; nothing where there is none."""
+    return f" ({percent(value)})" if np.isfinite(value) else ""
+
+
+def _and_share(value: float, optimum: float) -> str:
+    return number(value) + in_brackets(share(value, optimum))
 
 
 def _text(table: Table, summaries: Sequence[Summary], *notes: str) -> str:
