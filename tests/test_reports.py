@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from lofo import cli
@@ -24,7 +25,8 @@ from lofo.reports import (
     write_report,
 )
 from lofo.reports.adaptation import stale_share
-from lofo.reports.curves import plot_curves, plot_diagnostics
+from lofo.reports.curves import plot_curves
+from lofo.reports.diagnostics import plot_diagnostics
 from lofo.reports.landmarks import find_landmarks
 from lofo.reports.maps import plot_maps, read_map
 from lofo.reports.names import compact, different, label, member_name, share_of_paper
@@ -757,6 +759,30 @@ def test_nothing_has_a_scale_too(tmp_path: Path) -> None:
     rows = [Row("x", 7, 1, s, m, 0.0) for s in (100, 200) for m in ("return", "stale_rows")]
     runs = load([write(tmp_path, header(settings("x", seeds=[7])), rows)])
     assert plot_diagnostics(runs, styles(runs)).axes[2].get_ylim() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("errors", "is_log"),
+    [([2.0, 0.01], True), ([2.0, 0.1], False), ([2.0, 0.0], False), ([2.0, np.nan], False)],
+)
+def test_a_wide_span_of_model_errors_has_a_logarithmic_axis(
+    tmp_path: Path, errors: list[float], is_log: bool
+) -> None:
+    rows = [Row("x", 7, 1, s, "return", 1.0) for s in (100, 200)]
+    for seed, factor in ((7, 0.1), (8, 1.9)):  # a band that goes down to nothing
+        own = zip((100, 200), errors, strict=True)
+        rows += [Row("x", seed, 1, s, "model_error_outside", factor * e) for s, e in own]
+    runs = load([write(tmp_path, header(settings("x", seeds=[7, 8])), rows)])
+    figure = plot_diagnostics(runs, styles(runs))
+    axes = figure.axes[3]
+    title = "model error outside the T1-zone"
+    assert axes.get_title("left") == (f"{title} (log)" if is_log else title)
+    assert axes.get_yscale() == ("log" if is_log else "linear")
+    if is_log:
+        assert axes.get_ylim() == pytest.approx((0.01 / 1.5, 2.0 * 1.5))
+        FigureCanvasAgg(figure).draw()
+        words = [label.get_text() for label in axes.get_yticklabels()]
+        assert {"0.01", "0.1", "1"} <= set(words)
 
 
 def test_a_sweeps_labels_say_a_number_once() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lofo.reports.curves import plot_curves, plot_diagnostics, save
+from lofo.reports.curves import plot_curves, save
+from lofo.reports.diagnostics import plot_diagnostics
 from lofo.reports.films import save_films
 from lofo.reports.maps import plot_maps
 from lofo.reports.names import UNKNOWN, with_length
