@@ -858,8 +858,42 @@ def test_goals_are_found_in_the_true_rewards(tmp_path: Path) -> None:
     t1, t2 = find_landmarks({1: before, 2: after})
     assert t1 is not None and np.argwhere(t1).tolist() == [[0, 1]]
     assert t2 is not None and np.argwhere(t2).tolist() == [[1, 2]]
-    assert find_landmarks({1: before}) == (None, None)
     assert find_landmarks({1: before, 2: before})[0] is None
+    assert find_landmarks({}) == find_landmarks({3: before}) == (None, None)
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_goals_are_found_in_the_true_rewards_of_one_phase(phase: int) -> None:
+    """Cells at the rim of a goal mix steps that end there with steps that do not."""
+    share = np.array(
+        [
+            [np.nan, 1.0, 1 / 3, 0.0, 0.0, 0.0],
+            [1.0, 2 / 3, 0.0, 0.0, 1 / 3, 2 / 3],
+            [0.0, 0.0, 0.0, 0.0, 2 / 3, 1.0],
+        ]
+    )
+    left = np.arange(6) < 3
+    truth = {1: share * np.where(left, 4.0, 2.0), 2: share * np.where(left, 1.0, 2.0)}
+    both, one = find_landmarks(truth), find_landmarks({phase: truth[phase]})
+    for expected, found in zip(both, one, strict=True):
+        assert expected is not None and found is not None
+        np.testing.assert_array_equal(expected, found)
+    assert find_landmarks({phase: share * left}) == (None, None)  # one of the two is not there
+
+
+def test_maps_of_a_run_that_is_not_yet_in_phase_2_name_the_goals(tmp_path: Path) -> None:
+    folder = full_folder(tmp_path / "run")
+    for path in folder.glob("*-phase2.npz"):
+        path.unlink()
+    for figure in plot_maps(load([folder])).values():
+        panels = [axes for axes in figure.axes if axes.images]
+        assert all({"T1", "T2"} < {text.get_text() for text in axes.texts} for axes in panels)
+
+
+def test_captions_say_why_maps_and_tables_differ(tmp_path: Path) -> None:
+    page = write_report([full_folder(tmp_path / "run")], tmp_path / "out")
+    words = page.read_text(encoding="utf-8")
+    assert "differ a little from the tables, which count only steps that end there" in words
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
