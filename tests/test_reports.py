@@ -885,9 +885,17 @@ def test_maps_of_a_run_that_is_not_yet_in_phase_2_name_the_goals(tmp_path: Path)
     folder = full_folder(tmp_path / "run")
     for path in folder.glob("*-phase2.npz"):
         path.unlink()
+    for path in folder.glob("*-phase1.npz"):  # square, so that a row is as high as it is wide
+        arrays = read_arrays(folder, path.name) | {"extent": np.array([0.0, 5, 5, 0])}
+        write_arrays(folder, path.stem, arrays)
     for figure in plot_maps(load([folder])).values():
         panels = [axes for axes in figure.axes if axes.images]
         assert all({"T1", "T2"} < {text.get_text() for text in axes.texts} for axes in panels)
+        FigureCanvasAgg(figure).draw()
+        (heading,) = figure.texts
+        rim = heading.get_window_extent().y0
+        assert all(axes.title.get_window_extent().y1 < rim for axes in panels)
+        assert all(axes.xaxis.label.get_window_extent().y0 >= 0 for axes in panels)
 
 
 def test_captions_say_why_maps_and_tables_differ(tmp_path: Path) -> None:
