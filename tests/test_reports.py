@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from lofo import cli
@@ -24,7 +25,8 @@ from lofo.reports import (
     write_report,
 )
 from lofo.reports.adaptation import stale_share
-from lofo.reports.curves import plot_curves, plot_diagnostics
+from lofo.reports.curves import plot_curves
+from lofo.reports.diagnostics import plot_diagnostics
 from lofo.reports.landmarks import find_landmarks
 from lofo.reports.maps import plot_maps, read_map
 from lofo.reports.names import compact, different, label, member_name, share_of_paper
@@ -759,6 +761,30 @@ def test_nothing_has_a_scale_too(tmp_path: Path) -> None:
     assert plot_diagnostics(runs, styles(runs)).axes[2].get_ylim() == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("errors", "is_log"),
+    [([2.0, 0.01], True), ([2.0, 0.1], False), ([2.0, 0.0], False), ([2.0, np.nan], False)],
+)
+def test_a_wide_span_of_model_errors_has_a_logarithmic_axis(
+    tmp_path: Path, errors: list[float], is_log: bool
+) -> None:
+    rows = [Row("x", 7, 1, s, "return", 1.0) for s in (100, 200)]
+    for seed, factor in ((7, 0.1), (8, 1.9)):  # a band that goes down to nothing
+        own = zip((100, 200), errors, strict=True)
+        rows += [Row("x", seed, 1, s, "model_error_outside", factor * e) for s, e in own]
+    runs = load([write(tmp_path, header(settings("x", seeds=[7, 8])), rows)])
+    figure = plot_diagnostics(runs, styles(runs))
+    axes = figure.axes[3]
+    title = "model error outside the T1-zone"
+    assert axes.get_title("left") == (f"{title} (log)" if is_log else title)
+    assert axes.get_yscale() == ("log" if is_log else "linear")
+    if is_log:
+        assert axes.get_ylim() == pytest.approx((0.01 / 1.5, 2.0 * 1.5))
+        FigureCanvasAgg(figure).draw()
+        words = [label.get_text() for label in axes.get_yticklabels()]
+        assert {"0.01", "0.1", "1"} <= set(words)
+
+
 def test_a_sweeps_labels_say_a_number_once() -> None:
     own = settings("sweep/limit-50")
     own["buffer"] |= {
@@ -832,8 +858,50 @@ def test_goals_are_found_in_the_true_rewards(tmp_path: Path) -> None:
     t1, t2 = find_landmarks({1: before, 2: after})
     assert t1 is not None and np.argwhere(t1).tolist() == [[0, 1]]
     assert t2 is not None and np.argwhere(t2).tolist() == [[1, 2]]
-    assert find_landmarks({1: before}) == (None, None)
     assert find_landmarks({1: before, 2: before})[0] is None
+    assert find_landmarks({}) == find_landmarks({3: before}) == (None, None)
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_goals_are_found_in_the_true_rewards_of_one_phase(phase: int) -> None:
+    """Cells at the rim of a goal mix steps that end there with steps that do not."""
+    share = np.array(
+        [
+            [np.nan, 1.0, 1 / 3, 0.0, 0.0, 0.0],
+            [1.0, 2 / 3, 0.0, 0.0, 1 / 3, 2 / 3],
+            [0.0, 0.0, 0.0, 0.0, 2 / 3, 1.0],
+        ]
+    )
+    left = np.arange(6) < 3
+    truth = {1: share * np.where(left, 4.0, 2.0), 2: share * np.where(left, 1.0, 2.0)}
+    both, one = find_landmarks(truth), find_landmarks({phase: truth[phase]})
+    for expected, found in zip(both, one, strict=True):
+        assert expected is not None and found is not None
+        np.testing.assert_array_equal(expected, found)
+    assert find_landmarks({phase: share * left}) == (None, None)  # one of the two is not there
+
+
+def test_maps_of_a_run_that_is_not_yet_in_phase_2_name_the_goals(tmp_path: Path) -> None:
+    folder = full_folder(tmp_path / "run")
+    for path in folder.glob("*-phase2.npz"):
+        path.unlink()
+    for path in folder.glob("*-phase1.npz"):  # square, so that a row is as high as it is wide
+        arrays = read_arrays(folder, path.name) | {"extent": np.array([0.0, 5, 5, 0])}
+        write_arrays(folder, path.stem, arrays)
+    for figure in plot_maps(load([folder])).values():
+        panels = [axes for axes in figure.axes if axes.images]
+        assert all({"T1", "T2"} < {text.get_text() for text in axes.texts} for axes in panels)
+        FigureCanvasAgg(figure).draw()
+        (heading,) = figure.texts
+        rim = heading.get_window_extent().y0
+        assert all(axes.title.get_window_extent().y1 < rim for axes in panels)
+        assert all(axes.xaxis.label.get_window_extent().y0 >= 0 for axes in panels)
+
+
+def test_captions_say_why_maps_and_tables_differ(tmp_path: Path) -> None:
+    page = write_report([full_folder(tmp_path / "run")], tmp_path / "out")
+    words = page.read_text(encoding="utf-8")
+    assert "differ a little from the tables, which count only steps that end there" in words
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

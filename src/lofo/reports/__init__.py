@@ -7,7 +7,8 @@ from lofo.reports.summary import Summary, as_json, summarise
 from lofo.reports.tables import adaptation_table, verdict_table
 
 if TYPE_CHECKING:
-    from lofo.reports.curves import draw_curves, draw_diagnostics
+    from lofo.reports.curves import draw_curves
+    from lofo.reports.diagnostics import draw_diagnostics
     from lofo.reports.embeddings import draw_locality
     from lofo.reports.films import make_films
     from lofo.reports.maps import draw_maps
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 # Where figures are drawn; loaded on first use, so that judging needs no drawing library.
 _DRAWING = {
     "draw_curves": "curves",
-    "draw_diagnostics": "curves",
+    "draw_diagnostics": "diagnostics",
     "draw_locality": "embeddings",
     "draw_maps": "maps",
     "make_films": "films",

@@ -1,8 +1,8 @@
-"""Learning curves, and what model and buffer held while they were learned."""
+"""Learning curves, and what the panels of figures over time share."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,33 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lofo.reports.names import compact
-from lofo.reports.runs import TRUE_REWARDS, Key, Run, choose, load
+from lofo.reports.runs import Key, Run, choose, load
 from lofo.reports.styles import Style, by_world, family, styles
 
 DOTS_PER_INCH = 150
 GREY = "#6E6E6E"
 NOT_YET = "no evaluation yet"
 MOST_POINTS = 120  # of a curve; more evaluations than that are averaged in groups
-
-
-class Panel(NamedTuple):
-    """One diagnostic over time."""
-
-    metric: str
-    title: str
-    target: int | None = None  # 0: T1, 1: T2, whose true reward is drawn
-    is_log: bool = False
-
-
-PANELS = (
-    Panel("predicted_t1", "predicted reward at T1", target=0),
-    Panel("predicted_t2", "predicted reward at T2", target=1),
-    Panel("stale_rows", "stale T1 rows stored"),
-    Panel("model_error_outside", "model error outside the T1-zone"),
-    Panel("stored", "samples stored (log)", is_log=True),
-)
-# Of agents that see a state in several pictures alone, the model's error is not recorded.
-STAND_INS = {"model_error_outside": Panel("ended_t2", "share of episodes that end at T2")}
 
 
 def draw_curves(folders: Iterable[Path], path: Path, only: Sequence[str] = ()) -> Path:
@@ -48,12 +28,6 @@ def draw_curves(folders: Iterable[Path], path: Path, only: Sequence[str] = ()) -
     """
     everyone = load(folders)
     return save(plot_curves(choose(everyone, only), styles(everyone)), path)
-
-
-def draw_diagnostics(folders: Iterable[Path], path: Path, only: Sequence[str] = ()) -> Path:
-    """Draws what the model predicts and the buffer holds over training."""
-    everyone = load(folders)
-    return save(plot_diagnostics(choose(everyone, only), styles(everyone)), path)
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -82,11 +56,11 @@ def plot_curves(runs: Sequence[Run], look: dict[Key, Style], *, each_seed: bool 
     panels = figure.subplots(len(worlds), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (world, own) in zip(panels, worlds.items(), strict=True):
         for run in own:
-            _draw_run(axes, run, "return", look[run.key], is_broken=True, each_seed=each_seed)
-        if not _is_evaluated(own):
-            _say(axes, NOT_YET)
+            draw_run(axes, run, "return", look[run.key], is_broken=True, each_seed=each_seed)
+        if not is_evaluated(own):
+            say(axes, NOT_YET)
         _draw_references(axes, own[0])
-        _mark_phases(axes, own[0], named=True)
+        mark_phases(axes, own[0], named=True)
         seeds = " or ".join(str(n) for n in sorted({len(run.seeds) for run in own}))
         axes.set_title(f"{world} · seeds: {seeds}", loc="left", fontsize=11, fontweight="bold")
         size = _group_size(own[0])
@@ -111,37 +85,16 @@ def _num_columns(runs: Sequence[Run]) -> int:
     return 3 if longest < 36 else 2 if longest < 60 else 1
 
 
-def plot_diagnostics(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
-    """The figure of `draw_diagnostics`."""
-    worlds = by_world(runs)
-    figure = Figure(figsize=(11, 5.4 * len(worlds)), layout="constrained")
-    parts = figure.subfigures(len(worlds), 1, squeeze=False)[:, 0]
-    for part, (world, own) in zip(parts, worlds.items(), strict=True):
-        part.suptitle(world, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        cells = part.subplots(2, 3).ravel()
-        for axes, panel in zip(cells, _panels(own), strict=False):
-            for run in own:
-                _draw_run(axes, run, panel.metric, look[run.key])
-            _finish(axes, panel, own[0], "not recorded" if _is_evaluated(own) else NOT_YET)
-        _draw_legend(cells[-1], own, look)
-    return figure
-
-
-def _is_evaluated(runs: Sequence[Run]) -> bool:
+def is_evaluated(runs: Sequence[Run]) -> bool:
     """Whether any of them has a return."""
     returns = (run.curve(stretch.number, "return") for run in runs for stretch in run.stretches)
     return any(np.isfinite(curve.values).any() for curve in returns)
 
 
-def _say(axes: Axes, words: str) -> None:
+def say(axes: Axes, words: str) -> None:
     """In the middle of a panel that has nothing to show."""
-    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", color=GREY)
-
-
-def _panels(runs: Sequence[Run]) -> list[Panel]:
-    """Those of the figure, or what stands in for them where no run recorded any."""
-    recorded = {metric for run in runs for _, metric in run.curves}
-    return [p if p.metric in recorded else STAND_INS.get(p.metric, p) for p in PANELS]
+    backed = {"facecolor": "white", "edgecolor": "none"}  # lines may run behind
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", color=GREY, bbox=backed)
 
 
 def _group_size(run: Run) -> int:
@@ -149,7 +102,7 @@ def _group_size(run: Run) -> int:
     return -(-sum(len(stretch.evaluations) for stretch in run.stretches) // MOST_POINTS)
 
 
-def _draw_run(
+def draw_run(
     axes: Axes,
     run: Run,
     metric: str,
@@ -198,8 +151,7 @@ def _marker(values: np.ndarray) -> dict[str, Any]:
 
 def _draw_references(axes: Axes, run: Run) -> None:
     """Optimum and stale policy, named at the line."""
-    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.get_lines()])
-    known = values[np.isfinite(values)]
+    known = known_values(axes)
     high = known.max(initial=max(stretch.optimum for stretch in run.stretches))
     axes.set_ylim(known.min(initial=0.0) - 0.04 * high, 1.2 * high)
     last = run.stretches[-1]
@@ -214,6 +166,12 @@ def _draw_references(axes: Axes, run: Run) -> None:
     if last.number > 1:
         share = f"stale policy\n{_score(last.stale)} ({last.stale / last.optimum:.0%})"
         _name_at_edge(axes, last.stale, share, GREY, last.optimum)
+
+
+def known_values(axes: Axes) -> np.ndarray:
+    """The finite values of all lines of a panel."""
+    values = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.get_lines()])
+    return values[np.isfinite(values)]
 
 
 def _score(value: float) -> str:
@@ -234,7 +192,8 @@ def _name_at_edge(axes: Axes, y: float, text: str, color: str, other: float) -> 
     axes.text(1.01, y, text, transform=place, color=color, fontsize=9.5, va="center")
 
 
-def _mark_phases(axes: Axes, run: Run, named: bool) -> None:
+def mark_phases(axes: Axes, run: Run, named: bool) -> None:
+    """Where phases begin along the steps, and plain numbers there."""
     stretches = run.stretches
     axes.set_xlim(0, stretches[-1].end)
     for stretch in stretches:
@@ -249,43 +208,3 @@ def _mark_phases(axes: Axes, run: Run, named: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(8 if named else 4, steps=[1, 2, 2.5, 5, 10]))
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=9.5)
-
-
-def _finish(axes: Axes, panel: Panel, run: Run, excuse: str) -> None:
-    """The true value, the scale and the words of a diagnostic, or why there is none."""
-    axes.set_title(panel.title, fontsize=10.5, loc="left")
-    if not any(np.isfinite(np.asarray(line.get_ydata(), float)).any() for line in axes.lines):
-        axes.axis("off")
-        _say(axes, excuse)
-        return
-    if panel.is_log:
-        axes.set_yscale("log")
-        spell_out(axes.yaxis)
-    else:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: compact(y)))
-    _mark_phases(axes, run, named=False)
-    if panel.target is not None:
-        _draw_truth(axes, run, panel.target)
-    if not panel.is_log:
-        low, high = axes.dataLim.intervaly
-        is_nothing = low == high == 0  # else the scale would be made of noughts
-        axes.set_ylim(*((0.0, 1.0) if is_nothing else (min(0.0, axes.get_ylim()[0]), None)))
-
-
-def _draw_truth(axes: Axes, run: Run, target: int) -> None:
-    for stretch in run.stretches:
-        if rewards := TRUE_REWARDS.get(stretch.number):
-            truth = rewards[target]
-            axes.plot((stretch.start, stretch.end), [truth] * 2, color="black", lw=1.2, zorder=2)
-            if stretch == run.stretches[-1]:
-                place = axes.get_yaxis_transform()
-                axes.text(1.01, truth, "true", transform=place, fontsize=9, va="center")
-
-
-def _draw_legend(axes: Axes, runs: Sequence[Run], look: dict[Key, Style]) -> None:
-    axes.axis("off")
-    for run in runs:
-        axes.plot([], [], label=run.label, lw=2, **look[run.key]._asdict())
-    axes.plot([], [], color="black", lw=1.2, label="true value")
-    axes.plot([], [], color="#444444", lw=1, ls=":", label="the task changes")
-    axes.legend(loc="center left", frameon=False, fontsize=9.5, handlelength=3)

@@ -1,11 +1,14 @@
 """Where T1, T2 and the T1-zone lie on a map, as far as the record tells."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.patheffects import withStroke
+
+from lofo.reports.runs import TRUE_REWARDS
 
 INK = "#D81B60"  # stands out from viridis, grey and white
 Extent = tuple[float, float, float, float]  # left, right, bottom, top
@@ -19,7 +22,13 @@ class Landmarks(NamedTuple):
 
 
 def find_landmarks(truth: dict[int, np.ndarray]) -> Landmarks:
-    """From the true rewards of the phases: T1 is where they changed, T2 where they did not."""
+    """From the true rewards of the phases: T1 is where they changed, T2 where they did not.
+
+    A run that is not yet in phase 2 shows one phase: there it is told by what T1 and T2 pay.
+    """
+    if len(truth) == 1:
+        ((phase, only),) = truth.items()
+        return _find_in_one(only, TRUE_REWARDS.get(phase, ()))
     if not {1, 2} <= truth.keys() or truth[1].shape != truth[2].shape:
         return Landmarks(None, None)
     before, after = (np.nan_to_num(truth[phase]) for phase in (1, 2))
@@ -27,6 +36,18 @@ def find_landmarks(truth: dict[int, np.ndarray]) -> Landmarks:
     changed = ~np.isclose(before, after)
     found = (pays & changed, pays & ~changed)
     return Landmarks(*(cells if cells.any() else None for cells in found))
+
+
+def _find_in_one(truth: np.ndarray, rewards: Sequence[float]) -> Landmarks:
+    """Every cell that pays belongs to the nearest one that pays just what T1 or T2 does."""
+    cells = np.argwhere(np.nan_to_num(truth) > 0)
+    whole = [np.argwhere(np.isclose(truth, reward)) for reward in rewards]
+    if not whole or not all(map(len, whole)):
+        return Landmarks(None, None)
+    apart = [np.abs(cells[:, None] - goal).sum(axis=-1).min(axis=1) for goal in whole]
+    found = np.zeros((len(rewards), *truth.shape), bool)
+    found[np.argmin(apart, axis=0), *cells.T] = True
+    return Landmarks(*found)
 
 
 def draw_landmarks(axes: Axes, extent: Extent, marks: Landmarks, zone: np.ndarray | None) -> None:

@@ -25,6 +25,7 @@ EMPTY = "#DCDCDC"  # no sample at all
 SEE_THROUGH = (0, 0, 0, 0)  # where nothing can be asked: the hatching behind shows
 NUM_ACROSS = 4  # runs side by side; more go into further blocks
 NAME_WIDTH = 26  # letters above a map
+LEAST_HEIGHT = 4.4  # inches, so that the words above a single row have room
 LETTERS_AN_INCH = 10  # of a figure's title
 TRUTH = "true reward"  # what leads a figure of rewards
 
@@ -215,7 +216,8 @@ def _grid(title: str, marks: Landmarks, cells: list[Cell], leading: Sequence[Cel
     starts = range(0, len(names), num_across)
     blocks = [[*lead, *names[start : start + num_across]] for start in starts]
     shape = len(blocks) * len(phases), len(lead) + num_across
-    figure = Figure(figsize=(2.0 + 2.5 * shape[1], 0.9 + 2.4 * shape[0]), layout="constrained")
+    height = max(LEAST_HEIGHT, 0.9 + 2.4 * shape[0])
+    figure = Figure(figsize=(2.0 + 2.5 * shape[1], height), layout="constrained")
     title = fill(title, int(LETTERS_AN_INCH * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
     panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
