@@ -14,15 +14,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from lofo.networks import onchip
 from lofo.networks.blocks import ACTIVATIONS, slope_of, times
-from lofo.networks.distributions import Discrete
 from lofo.networks.gru import NORM_EPSILON, NUM_GATES, act_on, advance
 from lofo.networks.recurrence import Layer, Layers, in_a_row, trace_back
 from lofo.networks.slides import padded
 from lofo.networks.sliding_kernels import dot
 from lofo.networks.states import RSSMState
-from lofo.networks.watching import FEWEST_CLASSES, MOST_CLASSES
+from lofo.networks.watching import is_usual
 from lofo.networks.watching_back import pull_back, together, when_back
 from lofo.types import Array
 
@@ -45,17 +43,11 @@ class Seen(NamedTuple):
 
 def suits(model: "RSSM", layers: Layers, features: Array) -> bool:
     """Whether these kernels are for such a model, on this device."""
-    latent = model.latent
     return (
         model.own_dreams
-        and isinstance(latent, Discrete)
-        and latent.num_classes == padded(latent.num_classes)
-        and FEWEST_CLASSES <= latent.num_classes <= MOST_CLASSES
-        and "norm" in layers
-        and model.hidden_size == model.deterministic_size  # parts of one product
-        and features.dtype == layers["gates"]["weight"].dtype == jnp.bfloat16
+        and is_usual(model, layers)
+        and features.dtype == jnp.bfloat16
         and features.ndim == 3
-        and onchip.is_supported()
     )
 
 

@@ -38,17 +38,24 @@ GATE_WARPS, DRAW_WARPS = 4, 4
 
 def suits(model: "RSSM", layers: Layers, given: "Given") -> bool:
     """Whether these kernels are for such a model, on this device."""
-    latent = model.latent
     return (
         model.own_kernels
-        and isinstance(latent, Discrete)
+        and is_usual(model, layers)
+        and given.is_first.ndim == 2
+        and given.is_first.shape[1] <= MOST_ROWS
+    )
+
+
+def is_usual(model: "RSSM", layers: Layers) -> bool:
+    """Whether our kernels know such a model and this device, be it to observe or to dream."""
+    latent = model.latent
+    return (
+        isinstance(latent, Discrete)
         and latent.num_classes == padded(latent.num_classes)
         and FEWEST_CLASSES <= latent.num_classes <= MOST_CLASSES
         and "norm" in layers
         and model.hidden_size == model.deterministic_size  # parts of one product
         and layers["gates"]["weight"].dtype == jnp.bfloat16
-        and given.is_first.ndim == 2
-        and given.is_first.shape[1] <= MOST_ROWS
         and onchip.is_supported()
     )
 
