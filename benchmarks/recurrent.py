@@ -51,7 +51,12 @@ def update(agent: Dreamer | PlaNet, num: int) -> Piece:
     )
     states = jax.jit(jax.vmap(agent.init))(jax.random.split(jax.random.key(0), num))
     learn = jax.vmap(lambda state, batch, key: agent.update(state, batch, key)[0])
-    return lambda states, key: learn(states, batches, jax.random.split(key, num)), states
+
+    def step(carry: Tree, key: Array) -> Tree:
+        states, batches = carry  # pictures held as constants would be folded into the program
+        return learn(states, batches, jax.random.split(key, num)), batches
+
+    return step, (states, batches)
 
 
 def plan(agent: PlaNet, num: int) -> Piece:
