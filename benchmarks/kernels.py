@@ -157,11 +157,10 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, default=20)
     parser.add_argument("--hlo", type=Path, help="where the program's text goes")
     parser.add_argument("--plain", action="store_true", help="no kernels of ours in loops")
-    parser.add_argument("--dreams", action="store_true", help="kernels of ours for dreams, too")
     arguments = parser.parse_args()
     planet: PlaNet = find("reacher/planet/lofo").agent
     reacher = find("reacher/dreamer/lofo")
-    own = {"own_kernels": not arguments.plain, "own_dreams": arguments.dreams}
+    own = dict.fromkeys(("own_kernels", "own_dreams"), not arguments.plain)
     model = reacher.agent.model
     model = replace(model, rssm=replace(model.rssm, **own))
     reacher = replace(reacher, agent=replace(reacher.agent, model=model))

@@ -5,7 +5,7 @@
 Each piece is repeated inside one compiled program, on noise in place of pictures. The peer of several
 runs side by side is one run at a time: the last column is how much faster than that they are.
 `--profile N` lists the N kinds of kernels that take most of each piece's time, on a GPU.
-`--plain` leaves out our own kernels for observing, `--dreams` adds those for dreams. `--dtype` is that of the agents' products, bfloat16 as the named runs have it if nothing is said; `--small`
+`--plain` leaves out our own kernels for observing and for dreams. `--dtype` is that of the agents' products, bfloat16 as the named runs have it if nothing is said; `--small`
 takes the small agents, for a CPU.
 """
 
@@ -158,8 +158,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--small", action="store_true", help="the small agents, for a CPU")
     parser.add_argument("--profile", type=int, default=0, metavar="N")
-    parser.add_argument("--plain", action="store_true", help="no kernels of ours for observing")
-    parser.add_argument("--dreams", action="store_true", help="kernels of ours for dreams, too")
+    parser.add_argument("--plain", action="store_true", help="no kernels of ours in loops")
     arguments = parser.parse_args()
     experiment = find("reacher/dreamer/lofo")
     dreamer, planet = Dreamer(), PlaNet()
@@ -170,7 +169,9 @@ def main() -> None:
         dataclasses.replace(a, model=dataclasses.replace(a.model, compute_dtype=arguments.dtype))
         for a in (dreamer, planet)
     )
-    dreamer = choose_kernels(dreamer, own_kernels=not arguments.plain, own_dreams=arguments.dreams)
+    dreamer = choose_kernels(
+        dreamer, own_kernels=not arguments.plain, own_dreams=not arguments.plain
+    )
     pieces: dict[str, Callable[[int], Piece]] = {
         "dreamer": partial(update, dreamer),
         "planet": partial(update, planet),

@@ -559,11 +559,11 @@ def test_dreams_in_code_go_on_as_imagined(dtype, digits):
 
 def test_kernels_that_blame_are_chosen_by_a_switch_where_they_fit(monkeypatch):
     layers = {"gates": {"weight": jnp.zeros((2, 2), jnp.bfloat16)}, "norm": {}}
-    rows, like = jnp.zeros((3, 2, 2), jnp.bfloat16), rssm.RSSM(own_dreams=True)
+    rows, like = jnp.zeros((3, 2, 2), jnp.bfloat16), rssm.RSSM()
     assert not blaming.suits(like, layers, rows)  # there is no GPU here
     monkeypatch.setattr(watching.onchip, "is_supported", lambda: True)
     assert blaming.suits(like, layers, rows)
-    assert not blaming.suits(rssm.RSSM(), layers, rows)
+    assert not blaming.suits(replace(like, own_dreams=False), layers, rows)
     assert not blaming.suits(replace(like, hidden_size=3), layers, rows)
     assert not blaming.suits(replace(like, latent=Gaussian()), layers, rows)
     assert not blaming.suits(like, layers, rows.astype(jnp.float32))

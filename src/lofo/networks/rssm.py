@@ -41,7 +41,7 @@ class RSSM:
     layer_norm: bool = True  # in the GRU
     initialisation: Initialisation = "glorot"
     own_kernels: bool = True  # of `watching`, on a GPU, where they fit
-    own_dreams: bool = False  # of `dreaming` and `blaming`; off, for no GPU has run them yet
+    own_dreams: bool = True  # of `dreaming` and `blaming`, likewise
 
     @property
     def feature_size(self) -> int:
