@@ -288,6 +288,16 @@ def test_seeds_that_are_not_finite_are_counted_from_then_on(tmp_path: Path) -> N
     assert "diverged" not in verdict_table(summarise([write(tmp_path / "y", *plain_run())]))
 
 
+def test_where_phase_1_was_not_learnt_the_table_says_what_phase_2_is_worth(tmp_path: Path) -> None:
+    words = "where phase 1 fails, phase 2 tells little of forgetting"
+    early = rows_of("x", 1, [[0.0] * len(PHASE_1[0])] * len(PHASE_1)), rows_of("x", 2, PHASE_2)
+    failed = summarise([write(tmp_path / "x", header(settings("x")), *early)])
+    assert failed[0].near_optimal is False
+    assert words in " ".join(verdict_table(failed).split())
+    learnt = summarise([write(tmp_path / "y", *plain_run())])
+    assert words not in " ".join(verdict_table(learnt).split())
+
+
 def plain_run() -> tuple[Any, ...]:
     return header(settings("y")), rows_of("y", 1, PHASE_1), rows_of("y", 2, PHASE_2)
 

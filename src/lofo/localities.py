@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import tyro
@@ -14,9 +15,17 @@ from lofo.experiments import Experiment, Pack, find
 from lofo.experiments.fitting import shelf_name
 from lofo.experiments.overrides import override
 from lofo.experiments.provenance import provenance
-from lofo.experiments.survey import Survey, survey
+from lofo.experiments.survey import NUM_POINTS, Survey, survey
 from lofo.options import parse_seeds
 from lofo.types import LofoError
+
+READING = (
+    "after the walk, after the run: states that the radius remembers of a random walk of "
+    f"{NUM_POINTS:,} steps, and of one as long as the run that goes on as it began; reach: cells of "
+    "the map between neighbours; drawn into T1-zone: the states outside that have a neighbour "
+    "inside, which phase 2 may therefore forget. A good radius reaches a cell or two and draws in "
+    "next to none."
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class Fit:
             path = stem.with_name(f"{stem.name}-seed{seed}.png")
             print(f"  seed {seed}: {path}\n{_table(found)}", flush=True)  # should drawing fail
             reports.draw_locality(found.maps, chart.extent, chart.axes, radius, title, path)
+        print(fill(READING, 100))
 
 
 def _say(name: str, message: str) -> None:

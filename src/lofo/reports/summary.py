@@ -107,7 +107,7 @@ def _summary(run: Run, stretch: Stretch) -> Summary:
     mean = float(known.mean()) if len(known) else float("nan")
     low, high = bootstrap_interval(known)
     complete = set(stretch.evaluations[-judged:]) <= _full_steps(returns)
-    near_optimal = mean >= (NEAR_OPTIMAL - ROUNDING) * stretch.optimum if complete else None
+    near_optimal = bool(mean >= (NEAR_OPTIMAL - ROUNDING) * stretch.optimum) if complete else None
     later = stretch.number > 1
     return Summary(
         id=run.id,

@@ -37,10 +37,12 @@ def rule(summaries: Sequence[Summary]) -> str:
         "; diverged: seeds whose value loss exceeds the square of the highest optimum, or some of "
         "whose numbers were not finite"
     )
+    unlearnt = "; where phase 1 fails, phase 2 tells little of forgetting"
     overflown = "; overflown: seeds whose LoFo buffer lost samples for want of room (its capacity)"
     return (
         f"near-optimal: at least {100 * NEAR_OPTIMAL:.0f} % of the exact optimum, mean over seeds "
         f"of the last {counts} evaluations of the phase; adaptive: near-optimal in phase 2"
+        f"{unlearnt * any(s.phase == 1 and s.near_optimal is False for s in summaries)}"
         f"{diverged * any(s.num_diverged for s in summaries)}"
         f"{overflown * any(s.num_overflown for s in summaries)}."
     )
