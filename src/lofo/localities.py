@@ -21,8 +21,8 @@ from lofo.types import LofoError
 
 READING = (
     "after the walk, after the run: states that the radius remembers of a random walk of "
-    f"{NUM_POINTS:,} steps, and of one as long as the run that goes on as it began; reach: cells of "
-    "the map between neighbours; drawn into T1-zone: the states outside that have a neighbour "
+    f"{NUM_POINTS:,} steps, and of one as long as the run that goes on as it began; reach: cells "
+    "of the map between neighbours; drawn into T1-zone: the states outside that have a neighbour "
     "inside, which phase 2 may therefore forget. A good radius reaches a cell or two and draws in "
     "next to none."
 )
