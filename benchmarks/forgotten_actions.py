@@ -36,7 +36,7 @@ def load(folder: Path):
         items = experiment.buffer.replay.items(runs.replays[k])
         for i, seed in enumerate(experiment.seeds):
             size = int(runs.replays[k].index.size[i])
-            agent = jax.tree.map(lambda x, k=k, i=i: x[k * pack.num_seeds + i], runs.agents)
+            agent = jax.tree.map(lambda x, k=k, i=i: pack.part(x, k)[i], runs.agents)
             yield experiment, seed, agent, items.observation[i, :size], items.action[i, :size]
 
 

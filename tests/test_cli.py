@@ -154,6 +154,29 @@ def test_run_without_options_runs_what_is_registered(packs: Any, capsys: Any) ->
     assert one.lead.buffer == REGISTRY["demo/fifo-all"].buffer and one.lead.agent.batch_size == 7
 
 
+def test_a_name_carries_seeds_of_its_own(packs: Any, capsys: Any) -> None:
+    names = "demo/fifo-all:1", "demo/fifo-small:0-1,4", "demo/lofo"
+    assert Answer(capsys, "run", *names).code == 0
+    assert Answer(capsys, "run", *names, "--seeds", "7-8").code == 0
+    assert Answer(capsys, "run", f"{SEARCH}:3", f"{SEARCH}/beta-1/radius-0.01/limit-5:4").code == 2
+    assert Answer(capsys, "run", f"{SEARCH}:3", f"{MOUNTAINCAR}:4").code == 0
+    assert "--buffer.rule.limit" in Answer(capsys, "run", "demo/lofo:3", "--help").out
+    (plain, out), (given, same), (sweep, mixed) = packs
+    seeds = {"demo/fifo-all": (1,), "demo/fifo-small": (0, 1, 4), "demo/lofo": (0, 1, 2)}
+    assert {e.id: e.seeds for e in plain.experiments} == seeds
+    assert {e.id: e.seeds for e in given.experiments} == seeds | {"demo/lofo": (7, 8)}
+    assert out == same == Path("runs/demo/fifo-all+demo/fifo-small+demo/lofo")
+    assert [e.seeds for e in sweep.experiments] == [(3,)] * len(SWEEPS[SEARCH]) + [(4,)]
+    assert mixed == Path(f"runs/{SEARCH}+{MOUNTAINCAR}")
+
+
+def test_a_preset_keeps_the_seeds_of_a_name(packs: Any, capsys: Any) -> None:
+    names = "reacher/dreamer/lofo:2-3", "reacher/dreamer/fifo-all"
+    assert Answer(capsys, "run", *names, "--preset", "small").code == 0
+    ((pack, _),) = packs
+    assert [e.seeds for e in pack.experiments] == [(2, 3), (0,)]
+
+
 def test_a_sweep_runs_in_one_program(packs: Any, capsys: Any) -> None:
     assert Answer(capsys, "run", SEARCH, "--seeds", "0-1", "--schedule.warmup", "60000").code == 0
     assert Answer(capsys, "run", f"{SEARCH}/beta-1/radius-0.01/limit-5").code == 0
@@ -284,6 +307,11 @@ def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any)
             "share must be in [0, 1], got 2.0",
         ),
         (["run", "demo/lofo", "demo/lofo"], "named twice"),
+        (["run", "demo/lofo:0", "demo/lofo:1"], "named twice"),
+        (["run", "demo/lofo:"], "demo/lofo: seeds are written like 0-9 or 0,2,5, got ''"),
+        (["run", "demo/lofo:1:2"], "demo/lofo: seeds are written like 0-9 or 0,2,5, got '1:2'"),
+        (["run", "demo/lofo:2,2"], "seeds must be distinct"),
+        (["run", "nowhere:1"], "no run is called 'nowhere'; `lofo list` shows all"),
         (["run", "demo/lofo", MOUNTAINCAR], "differ in more than the buffer"),
         (["run", "demo/lofo", "--seeds", "a"], "seeds are written like 0-9 or 0,2,5, got 'a'"),
         (["run", "demo/lofo", "--seeds", "9-0"], "9-0 is no range from a lower to a higher"),

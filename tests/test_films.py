@@ -167,6 +167,26 @@ def test_a_film_is_an_episode_of_each_experiments_first_seed() -> None:
     np.testing.assert_array_equal(again.seen, shot.seen)  # as in phase 1, to compare
 
 
+def test_a_film_is_the_same_whatever_seeds_the_others_have() -> None:
+    """Its start and its lots are those of its own seed."""
+    task = jax.tree.map(lambda x: x[0], evaluation_tasks(pack_of(ROOM, Dreamy(), Fifo()), 1))
+
+    def films(*seeds: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        experiments = pack_of(ROOM, Dreamy(), Fifo(), Reservoir()).experiments
+        pairs = zip(experiments, seeds, strict=True)
+        pack = Pack(tuple(replace(e, seeds=own) for e, own in pairs))
+        agents = Learnt(pack.tile(jnp.array(pack.seeds)))
+        runs = Runs(agents, None, None, None, (), (), (), pack.streams)  # type: ignore[arg-type]  # no more is asked for
+        shot = jit(unwrap(film), static_argnums=0)(pack, runs, task)
+        return np.asarray(shot.codes), np.asarray(shot.actions)
+
+    ours, threes, fives = films((5,), (3, 5)), films((3,), (3,)), films((5, 3), (5,))
+    for own, three, five in zip(ours, threes, fives, strict=True):
+        np.testing.assert_array_equal(own, np.stack([five[0], three[1]]))
+        np.testing.assert_array_equal(five[0], five[1])
+        assert (own[0] != own[1]).any()
+
+
 def test_only_world_models_and_pictures_are_filmed() -> None:
     assert not is_filmed(tiny_pack())
     assert is_filmed(pack_of(ROOM, Dreamy(), Fifo()))

@@ -128,6 +128,19 @@ def test_when_no_run_is_left_it_stops(tmp_path: Path) -> None:
         assert {step for _, _, step, _ in found} == {50, 62}
 
 
+@pytest.mark.parametrize(("bad_seeds", "good_seeds"), [((0, 1, 2), (2,)), ((2,), (0, 1, 2))])
+def test_runs_are_counted_whatever_seeds_each_has(
+    tmp_path: Path, bad_seeds: tuple[int, ...], good_seeds: tuple[int, ...]
+) -> None:
+    bad, good = walkers(31, 0).experiments
+    bad, good = replace(bad, seeds=bad_seeds), replace(good, seeds=good_seeds)
+    run(Pack((bad, good)), tmp_path / "one", watch=lambda event: None)
+    marked = {place[:3] for place in values(tmp_path / "one") if place[-1] == NOT_FINITE}
+    assert marked == {(BAD, seed, 62) for seed in bad_seeds}
+    with pytest.raises(LofoError, match=COMPLAINT.format(bad_seeds[0])):
+        run(Pack((bad, replace(good, agent=Walker(31)))), tmp_path / "both")
+
+
 def test_the_last_one_left_stops_the_run_even_after_a_resume(tmp_path: Path) -> None:
     def late(event: Event) -> None:
         if event.step > 100:

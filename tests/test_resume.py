@@ -230,6 +230,21 @@ def test_left_in_the_middle_and_resumed_in_the_same_process(
     assert [json.loads(x)["header"]["from_step"] for x in headers] == [0, 200]
 
 
+def test_runs_with_seeds_of_their_own_are_resumed(finished: Finished, tmp_path: Path) -> None:
+    one, other = finished.pack.experiments
+    pack = Pack((replace(one, seeds=(1,)), replace(other, seeds=(0, 1))))
+
+    def watch(event: Event) -> None:
+        if event.step == 300 and event.score is not None:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(pack, tmp_path / "cut", checkpoint_seconds=0, watch=watch)
+    run(pack, tmp_path / "cut")
+    run(pack, tmp_path / "whole")
+    assert result_lines(tmp_path / "cut") == result_lines(tmp_path / "whole")
+
+
 @pytest.mark.parametrize(("phase", "drawn_at", "percent"), [(1, 100, 33), (2, 400, 40)])
 def test_a_run_that_is_cut_leaves_maps_of_the_phase_it_is_in(
     finished: Finished,
@@ -409,8 +424,11 @@ def test_a_pickle_is_never_loaded(
 def test_another_configuration_is_refused_by_field(finished: Finished, folder: Path) -> None:
     one, other = finished.pack.experiments
     changed = {
-        "agent.batch_size was 8, now 16": replace(one, agent=replace(one.agent, batch_size=16)),
-        "seeds[1] was 1, now 7": replace(one, seeds=(0, 7)),
+        "tiny/lofo.agent.batch_size was 8, now 16": replace(
+            one, agent=replace(one.agent, batch_size=16)
+        ),
+        "tiny/lofo.seeds[1] was 1, now 7": replace(one, seeds=(0, 7)),
+        "tiny/lofo.seeds was [0, 1], now [1]": replace(one, seeds=(1,)),
         "phases[1].steps was 250, now 260": replace(
             one, phases=(one.phases[0], replace(one.phases[1], steps=260))
         ),
@@ -423,8 +441,10 @@ def test_another_configuration_is_refused_by_field(finished: Finished, folder: P
     }
     for words, experiment in changed.items():
         shared = {"agent": experiment.agent, "phases": experiment.phases}
-        pack = Pack((experiment, replace(other, seeds=experiment.seeds, **shared)))
+        pack = Pack((experiment, replace(other, **shared)))
         assert_refused(pack, folder, "holds another run", words)
+    fewer = Pack((one, replace(other, seeds=(1,))))
+    assert_refused(fewer, folder, "tiny/fifo.seeds was [0, 1], now [1]")
     assert_refused(Pack((one,)), folder, "holds tiny/lofo, tiny/fifo, not tiny/lofo")
 
 

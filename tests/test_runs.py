@@ -18,10 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracles
-from conftest import Finished, Walker, compilations, program_counts, tiny_pack, values, walk
+from conftest import (
+    Finished,
+    Walker,
+    arrays,
+    compilations,
+    program_counts,
+    tiny_pack,
+    values,
+    walk,
+)
 from lofo.agents import Dreamer, DynaQ, PlaNet
 from lofo.agents.cem import CEM
-from lofo.buffers import Fifo, Local, Replay, TransitionIndex
+from lofo.buffers import Fifo, Local, Replay, Reservoir, TransitionIndex
 from lofo.environments import MiniGrid, Task
 from lofo.experiments import (
     REGISTRY,
@@ -47,6 +56,7 @@ from lofo.experiments.timeline import evaluation_tasks, plan
 from lofo.locality import Handcrafted
 from lofo.networks import MLP, Chain, linear
 from lofo.records import read
+from lofo.reports import summarise
 from lofo.types import LofoError, Transition
 
 T1_ROW, T2_ROW, PLAIN_ROW = (4.0, True), (2.0, True), (0.0, False)  # (reward, terminated)
@@ -193,6 +203,62 @@ def test_a_run_alone_equals_its_rows_in_the_pack(
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=str(name))
 
 
+def test_a_run_is_the_same_whatever_seeds_the_others_have(
+    finished: Finished, tmp_path: Path
+) -> None:
+    local, fifo = finished.pack.experiments
+    run(Pack((replace(local, seeds=(1,)), replace(fifo, seeds=(0, 1)))), tmp_path)
+    told, packed = values(tmp_path), values(finished.folder)
+    missing = {n for n, v in packed.items() if n[:2] == (local.id, 0) and not isinstance(v, str)}
+    assert len(missing) > 100 and told.keys() == packed.keys() - missing
+    for name, value in told.items():
+        if isinstance(value, str):  # maps, a layer for each seed
+            own, all_maps = (arrays(folder / value) for folder in (tmp_path, finished.folder))
+            seeds = slice(1, 2) if name[0] == local.id else slice(0, 2)
+            for layer in own.keys() - {"extent", "axes", "t1_zone"}:
+                np.testing.assert_allclose(own[layer], all_maps[layer][seeds], 1e-4, 1e-5)
+        else:
+            np.testing.assert_allclose(value, packed[name], rtol=1e-4, atol=1e-5, err_msg=str(name))
+    summaries = {(s.id, s.phase): s for s in summarise([tmp_path])}
+    assert [summaries[e.id, 2].num_seeds for e in (local, fifo)] == [1, 2]
+    assert all(summary.complete for summary in summaries.values())
+
+
+def test_keys_are_those_of_the_seed_whatever_seeds_the_others_have() -> None:
+    """A reservoir also draws lots when it is full; all is counted, so not a bit may differ."""
+    fifo = walk(seeds=(0, 1, 2))
+    reservoir = replace(fifo, id="walk/reservoir", buffer=Buffer("Reservoir", Reservoir(), 20))
+    product = Pack((fifo, reservoir))
+    ragged = Pack((replace(fifo, seeds=(1,)), replace(reservoir, seeds=(2, 0))))
+    ours, theirs = (copied(go_on(pack, begun(pack), 0, 40)[0]) for pack in (ragged, product))
+    for k, seeds in enumerate(([1], [2, 0])):
+        assert_same(ours.replays[k], jax.tree.map(lambda x, s=seeds: x[s], theirs.replays[k]))
+        for name in ("worlds", "codes", "memories"):
+            own, all_seeds = (getattr(runs, name) for runs in (ours, theirs))
+            expected = jax.tree.map(lambda x, s=seeds: x[s], product.part(all_seeds, k))
+            assert_same(ragged.part(own, k), expected)
+
+
+def test_what_seeds_have_reaches_their_runs_by_slices_alone() -> None:
+    """A gather would be one more kernel of every step; where all share their seeds, nothing is."""
+
+    def parts_of(function: Any, *given: Any) -> list[str]:
+        return [str(e.primitive) for e in jax.make_jaxpr(function)(*given).eqns]
+
+    local, fifo = tiny_pack().experiments
+    ragged = Pack((replace(local, seeds=(4, 1)), replace(fifo, seeds=(0, 1, 2))))
+    seeds = jnp.array(ragged.seeds)
+    assert ragged.seeds == (4, 1, 0, 2) and ragged.num_runs == 5 and ragged.firsts == (0, 2)
+    assert ragged.tile(seeds).tolist() == [4, 1, 0, 1, 2]
+    for k, experiment in enumerate(ragged.experiments):
+        assert tuple(ragged.pick(seeds, k).tolist()) == experiment.seeds
+        assert_same(ragged.part(ragged.tile(seeds), k), ragged.pick(seeds, k))
+    assert set(parts_of(ragged.tile, seeds)) == {"slice", "concatenate"}
+    for pack in (tiny_pack(), Pack((replace(local, seeds=(7, 3)), replace(fifo, seeds=(7, 3))))):
+        assert parts_of(pack.tile, jnp.array(pack.seeds)) == ["concatenate"]
+        assert parts_of(partial(pack.pick, k=1), jnp.array(pack.seeds)) == []
+
+
 @pytest.mark.slow
 def test_agents_that_differ_in_a_trait_share_a_program(tmp_path: Path) -> None:
     names = ("lofo-handcrafted", "lofo-handcrafted-reward_at_end")
@@ -222,7 +288,7 @@ def test_runs_of_a_pack_differ_by_seed_and_by_buffer(finished: Finished) -> None
 def test_a_pack_refuses_what_cannot_share_a_program(finished: Finished) -> None:
     one, other = finished.pack.experiments
     with pytest.raises(LofoError, match="differ in more than the buffer"):
-        Pack((one, replace(other, seeds=(0, 1, 2))))
+        Pack((one, replace(other, schedule=replace(one.schedule, episodes=3))))
     with pytest.raises(LofoError, match="named twice"):
         Pack((one, replace(other, id=one.id)))
 

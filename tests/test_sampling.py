@@ -411,7 +411,8 @@ def sampled_pack():
             buffer=replace(experiment.buffer, name=name, sampler=sampler),
         )
 
-    return Pack((under(fifo, Uniform()), under(local, ByError()), under(fifo, ByReward())))
+    by_error = replace(under(local, ByError()), seeds=(2, 0, 1))
+    return Pack((under(fifo, Uniform()), by_error, under(fifo, ByReward())))
 
 
 def go_on(pack, runs, first, num_steps):

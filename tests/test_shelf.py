@@ -55,6 +55,26 @@ def test_what_lies_on_the_shelf_is_taken_and_only_the_rest_is_fitted(tmp_path: P
         assert not np.array_equal(d[1], d[0])
 
 
+def test_every_buffer_has_the_fits_of_its_own_seeds(tmp_path: Path) -> None:
+    """Each locality is fitted once for each seed that some run with it has, and for no other."""
+    lead, (plain, fifo) = learned((0, 1)).lead, tiny_pack().experiments
+    alike = replace(lead, id="tiny/alike", seeds=(2, 1), buffer=replace(lead.buffer, capacity=99))
+    others = replace(fifo, seeds=(5,)), replace(plain, id="tiny/plain", seeds=(2, 6))
+    pack = Pack((lead, others[0], alike, others[1]))
+    said: list[str] = []
+    params, metrics = fitting.fit_localities(pack, said.append, tmp_path)
+    assert said[0].endswith("3 seeds") and [len(told) > 0 for told in metrics][:3] == [1, 0, 1]
+    names = sorted(shelf.name for shelf in tmp_path.iterdir())
+    expected = [fitting.shelf_name(pack, lead.buffer, seed) for seed in (0, 1, 2)]
+    assert set(expected) <= set(names) and not any("seed5" in name for name in names)
+    fits, _ = fit(learned((0, 1, 2)), None)
+    for k, seeds in ((0, [0, 1]), (2, [2, 1])):
+        for leaf, whole in zip(jax.tree.leaves(params[k]), fits, strict=True):
+            np.testing.assert_allclose(leaf, whole[seeds], rtol=1e-5)
+    outlined = fitting.outline_localities(pack)
+    assert jax.tree.map(np.shape, outlined) == jax.tree.map(np.shape, params)
+
+
 @pytest.fixture(scope="module")
 def pictures() -> Pack:
     """A run of two seeds in a world of pictures, whose locality is learnt in a moment."""

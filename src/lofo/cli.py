@@ -28,7 +28,7 @@ from lofo.experiments.overrides import missing_scores, named, override, with_fir
 from lofo.experiments.settings import describe
 from lofo.folders import Join, Split, Thin, Watch
 from lofo.localities import Fit
-from lofo.options import parse_fraction, parse_seeds
+from lofo.options import parse_fraction, parse_run, parse_seeds
 from lofo.progress import watching
 from lofo.reports import adaptation_table, as_json, summarise, verdict_table
 from lofo.types import LofoError
@@ -74,9 +74,9 @@ class Run:
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Names from `lofo list`; those that differ in their buffer alone share one program, as all
-    runs of a sweep do."""
+    runs of a sweep do. A name may carry seeds of its own, like ID:0-1."""
     seeds: str | None = None
-    """Which seeds, like 0-9 or 0,2,5; the experiment's own if left out."""
+    """Which seeds, like 0-9 or 0,2,5, where a name carries none; the experiment's if left out."""
     fraction: str = "1"
     """Length over the paper's, like 0.2 or 1/3; FIFO and reservoir capacities and LoFo's limit
     shrink alike, and evaluations come more often where ten would fill a phase."""
@@ -95,7 +95,7 @@ class Run:
         experiments = self.prepare(overrides)
         for words in dict.fromkeys(filter(None, map(doubt, experiments))):
             print(f"lofo: note: {words}", file=sys.stderr)
-        out = self.out or Path("runs") / "+".join(self.ids)
+        out = self.out or Path("runs") / "+".join(parse_run(word)[0] for word in self.ids)
         execute(experiments, out, self.checkpoint_seconds, self.localities)
         print(verdict_table(summarise([out])))
         print(f"Rows: {out}. Figures: lofo report {out}")
@@ -104,21 +104,23 @@ class Run:
         """The experiments as they will run."""
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
-        named = [experiment for name in self.ids for experiment in find_all(name)]
-        if self.preset is not None:
-            if self.preset not in PRESETS:
-                raise LofoError(f"--preset is one of {', '.join(PRESETS)}, got {self.preset!r}")
-            named = [PRESETS[self.preset](experiment) for experiment in named]
-        return tuple(self._prepare(experiment, overrides) for experiment in named)
+        if self.preset is not None and self.preset not in PRESETS:
+            raise LofoError(f"--preset is one of {', '.join(PRESETS)}, got {self.preset!r}")
+        given = () if self.seeds is None else parse_seeds(self.seeds)
+        experiments: list[Experiment] = []
+        for name, own in map(parse_run, self.ids):
+            prepared = (self._prepare(e, overrides) for e in find_all(name))
+            experiments += [replace(e, seeds=own or given or e.seeds) for e in prepared]
+        return tuple(experiments)
 
     def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+        if self.preset is not None:
+            experiment = PRESETS[self.preset](experiment)
         changed = override(experiment, overrides)
         for sweep in SWEEPS.values():
             if experiment.id.startswith(f"{sweep.id}/"):
                 sweep.check_kept(experiment, changed)
         experiment = _changed(experiment, changed, overrides)
-        if self.seeds is not None:
-            experiment = replace(experiment, seeds=parse_seeds(self.seeds))
         fraction = parse_fraction(self.fraction)
         if fraction == 1.0:
             if self.keep_limit:
@@ -277,7 +279,8 @@ def _dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] not in TAKING_FIELDS:
         parse(COMMANDS, args=arguments or ["--help"], prog="lofo").go()
         return
-    named = [word for word in arguments if word in REGISTRY or word.startswith(tuple(SWEEPS))]
+    names = (word.partition(":")[0] for word in arguments)
+    named = [name for name in names if name in REGISTRY or name.startswith(tuple(SWEEPS))]
     if arguments[0] == "run" and "--help" in arguments and named:  # the fields of that very one
         override(find_all(named[0])[0], ["--help"])
     command, overrides = parse_with_fields(arguments)

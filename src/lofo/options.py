@@ -21,6 +21,15 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
+def parse_run(text: str) -> tuple[str, tuple[int, ...]]:
+    """`ID` or `ID:SEEDS`: a name, and the seeds written behind it, if there are any."""
+    name, colon, seeds = text.partition(":")
+    try:
+        return name, parse_seeds(seeds) if colon else ()
+    except LofoError as error:
+        raise LofoError(f"{name}: {error}") from error
+
+
 def parse_fraction(text: str) -> float:
     """`0.2`, `1/3`: a fraction as a person writes it."""
     try:

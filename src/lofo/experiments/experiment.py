@@ -177,7 +177,7 @@ class Experiment:
         """What experiments must share to run in one program."""
         traits = dict.fromkeys(getattr(self.agent, "traits", ()), None)
         agent = dataclasses.replace(self.agent, **traits) if traits else self.agent  # type: ignore[type-var]  # a protocol cannot say that it is a dataclass
-        return self.environment, agent, self.phases, self.schedule, self.seeds
+        return self.environment, agent, self.phases, self.schedule
 
 
 def shorten(experiment: Experiment, fraction: float, *, keep_limit: bool = False) -> Experiment:

@@ -57,9 +57,9 @@ def write_films(pack: Pack, runs: Runs, block: Block, folder: Path) -> list[Row]
 def film(pack: Pack, runs: Runs, task: Task) -> Film:
     """An episode of the task with learning frozen."""
     # no step's key, so the film of every phase begins alike, and before and after compare
-    key = jax.random.fold_in(runs.streams.evaluation[0], NEVER)
-    firsts = jax.tree.map(lambda x: x[:: pack.num_seeds], runs.agents)
-    return jax.vmap(lambda state: _shoot(pack.lead, state, task, key))(firsts)
+    keys = jax.vmap(jax.random.fold_in, (0, None))(runs.streams.evaluation, NEVER)
+    own = jax.tree.map(lambda x: x[np.array(pack.firsts)], (runs.agents, pack.tile(keys)))
+    return jax.vmap(lambda state, key: _shoot(pack.lead, state, task, key))(*own)
 
 
 def _shoot(experiment: Experiment, state: Tree, task: Task, key: Key) -> Film:

@@ -35,7 +35,7 @@ def mark(pack: Pack, bad: Metrics, phase: int, marked: Marked) -> list[Row]:
 
 def refuse_if_all(pack: Pack, rows: list[Row], marked: Marked) -> None:
     """Stops, naming the first of the new marks, once no run of the pack is left."""
-    if rows and len(marked) == len(pack.experiments) * pack.num_seeds:
+    if rows and len(marked) == pack.num_runs:
         first = min(rows, key=lambda row: (row.step, row.value, row.run, row.seed))
         raise LofoError(
             f"{complaint(first)}: lower the learning rate or look at the inputs; "

@@ -18,7 +18,7 @@ import numpy as np
 
 from lofo.environments import Environment
 from lofo.experiments import checkpoint
-from lofo.experiments.experiment import Buffer, configuration
+from lofo.experiments.experiment import Buffer, Experiment, configuration
 from lofo.experiments.pack import Pack
 from lofo.experiments.provenance import provenance
 from lofo.locality import Gradual, Pairs, diagnose
@@ -28,27 +28,33 @@ from lofo.types import Array, Key, Metrics, Tree
 def fit_localities(
     pack: Pack, announce: Callable[[str], None], shelf: Path | None = None
 ) -> tuple[Any, list[Metrics]]:
-    """Fits each buffer's locality on random trajectories of phase 1, one for every seed.
+    """Fits each buffer's locality on random trajectories of phase 1, one for every seed it has.
 
     Buffers with the same locality share one fit. With a shelf, what lies there is taken, and what
     is fitted is put there.
     """
-    fitted: dict[Any, tuple[Tree, Metrics]] = {}
-    for buffer in pack.buffers:
-        recipe = buffer.locality, buffer.locality_steps
-        if buffer.embedding_size and recipe not in fitted:
-            fitted[recipe] = _fit_or_take(pack, buffer, announce, shelf)
-    nothing: tuple[Tree, Metrics] = ((), {})
-    results = [fitted.get((b.locality, b.locality_steps), nothing) for b in pack.buffers]
+    askers: dict[Any, list[Experiment]] = {}
+    for experiment in pack.experiments:
+        if experiment.buffer.embedding_size:
+            askers.setdefault(_kind(experiment), []).append(experiment)
+    fitted = {kind: _fit_or_take(pack, asking, announce, shelf) for kind, asking in askers.items()}
+    results = [
+        _stacked(fitted[_kind(e)][seed] for seed in e.seeds) if _kind(e) in fitted else ((), {})
+        for e in pack.experiments
+    ]
     return tuple(params for params, _ in results), [metrics for _, metrics in results]
 
 
+def _kind(experiment: Experiment) -> Any:
+    return experiment.buffer.locality, experiment.buffer.locality_steps
+
+
 def _fit_or_take(
-    pack: Pack, buffer: Buffer, announce: Callable[[str], None], shelf: Path | None
-) -> tuple[Tree, Metrics]:
-    """Parameters and metrics of every seed, from the shelf where they lie there."""
+    pack: Pack, asking: list[Experiment], announce: Callable[[str], None], shelf: Path | None
+) -> dict[int, tuple[Tree, Metrics]]:
+    """Parameters and metrics by seed, from the shelf where they lie there."""
+    buffer, seeds = asking[0].buffer, dict.fromkeys(seed for e in asking for seed in e.seeds)
     assert buffer.locality is not None
-    seeds = pack.lead.seeds
     found: dict[int, tuple[Tree, Metrics]] = {}
     if shelf is not None and buffer.locality_steps:
         found = {seed: own for seed in seeds if (own := _take(pack, buffer, seed, shelf))}
@@ -62,7 +68,7 @@ def _fit_or_take(
             found[seed] = jax.tree.map(lambda leaf, k=k: leaf[k], fitted)
             if shelf is not None and buffer.locality_steps:
                 _put(pack, buffer, seed, shelf, *found[seed])
-    return _stacked(found[seed] for seed in seeds)
+    return found
 
 
 def _fit_group(
@@ -129,10 +135,10 @@ def _recipe(pack: Pack, buffer: Buffer) -> dict[str, Any]:
 def outline_localities(pack: Pack) -> tuple[Tree, ...]:
     """What `fit_localities` would give, as zeros: for shapes only."""
     outlines = [
-        jax.eval_shape(lambda b=b: _fit(pack, b, pack.streams.locality)[0])
+        jax.eval_shape(lambda b=b, k=k: _fit(pack, b, pack.pick(pack.streams.locality, k))[0])
         if b.embedding_size
         else ()
-        for b in pack.buffers
+        for k, b in enumerate(pack.buffers)
     ]
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tuple(outlines))
 

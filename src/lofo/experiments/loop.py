@@ -174,7 +174,7 @@ def _learn(
 def _update(pack: Pack, runs: Runs, keys: StepKeys) -> tuple[Runs, Metrics]:
     sampled = [
         jax.vmap(partial(memory.sample, pack, buffer))(
-            runs.replays[k], runs.samplers[k], keys.sample
+            runs.replays[k], runs.samplers[k], pack.pick(keys.sample, k)
         )
         for k, buffer in enumerate(pack.buffers)
     ]
@@ -219,7 +219,7 @@ def picture(pack: Pack, runs: Runs, task: Task) -> Metrics:
     keys = _fold(runs.streams.evaluation, 0)
     parts = [
         jax.vmap(lambda a, s, key, r=b.replay: draw_maps(environment, agent, a, r, s, task, key))(
-            pack.part(runs.agents, k), runs.replays[k], keys
+            pack.part(runs.agents, k), runs.replays[k], pack.pick(keys, k)
         )
         for k, b in enumerate(pack.buffers)
     ]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lofo.buffers import Uniform
 from lofo.buffers.replay import ReplayState
-from lofo.experiments.experiment import Buffer
+from lofo.experiments.experiment import Buffer, Experiment
 from lofo.experiments.pack import Pack, Runs
 from lofo.experiments.parcels import lean_scan
 from lofo.types import Array, Batch, Key, Step, TimeStep, Transition, Tree
@@ -30,13 +30,13 @@ def empty(pack: Pack) -> tuple[tuple[ReplayState, ...], tuple[Tree, ...]]:
     """The buffers and the samplers' books of all runs, before anything has happened."""
     memory = tuple(
         jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (pack.num_seeds, *x.shape)),
+            lambda x, e=e: jnp.broadcast_to(x, (len(e.seeds), *x.shape)),
             (
-                buffer.replay.init(_example(pack, buffer), buffer.embedding_size),
-                buffer.sampler.init(buffer.capacity),
+                e.buffer.replay.init(_example(pack, e.buffer), e.buffer.embedding_size),
+                e.buffer.sampler.init(e.buffer.capacity),
             ),
         )
-        for buffer in pack.buffers
+        for e in pack.experiments
     )
     replays, samplers = zip(*memory, strict=True)
     return replays, samplers
@@ -52,19 +52,20 @@ def _example(pack: Pack, buffer: Buffer) -> Transition | Step:
 
 
 def place_all(pack: Pack, localities: tuple[Tree, ...]) -> tuple[Array | None, ...]:
-    """Where all that a world shows lies, [S, codes, size] for each buffer that asks.
+    """Where all that a world shows lies, [own seeds, codes, size] for each buffer that asks.
 
     None where the codes are not listed: then what a cycle has seen is embedded.
     """
     codes = pack.lead.environment.codes()
 
-    def place(buffer: Buffer, locality: Tree) -> Array | None:
+    def place(experiment: Experiment, locality: Tree) -> Array | None:
+        buffer = experiment.buffer
         if codes is None or not buffer.embedding_size:
             return None
         embed = partial(_embed, buffer, observations=pack.lead.environment.decode(codes))
-        return jax.vmap(embed, axis_size=pack.num_seeds)(locality)
+        return jax.vmap(embed, axis_size=len(experiment.seeds))(locality)
 
-    return tuple(map(place, pack.buffers, localities))
+    return tuple(map(place, pack.experiments, localities))
 
 
 def _embed(buffer: Buffer, locality: Tree, observations: Array) -> Array:
@@ -92,7 +93,7 @@ def remember(
     def enter(memories: Any, given: Any) -> tuple[Any, None]:
         parts, points, keys = given
         own = zip(pack.buffers, memories, parts, points, strict=True)
-        return [_enter(*each, keys) for each in own], None
+        return [_enter(*each, pack.pick(keys, k)) for k, each in enumerate(own)], None
 
     memories = list(zip(runs.replays, runs.samplers, strict=True))
     memories, _ = lean_scan(enter, memories, (parts, points, keys))
@@ -103,7 +104,7 @@ def remember(
 def _points(
     pack: Pack, buffer: Buffer, locality: Tree, places: Array | None, lived: Lived
 ) -> Array | None:
-    """Where one buffer's runs have been, [T, S, size]."""
+    """Where one buffer's runs have been, [T, own seeds, size]."""
     if not buffer.embedding_size:
         return None
     if places is None:
@@ -178,7 +179,7 @@ def learn_errors(pack: Pack, buffer: Buffer, agents: Tree, sampler: Tree, batche
         return sampler
     chosen = jax.tree.map(lambda x: x[:, : _num_chosen(pack)], batches)
     errors = jax.vmap(pack.learner.errors)(agents, chosen)
-    starts, errors = (x.reshape(pack.num_seeds, -1) for x in (chosen.starts, errors))
+    starts, errors = (x.reshape(len(x), -1) for x in (chosen.starts, errors))
     return jax.vmap(buffer.sampler.learn)(sampler, starts, errors)
 
 

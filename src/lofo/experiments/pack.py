@@ -1,10 +1,13 @@
 """Experiments that share one program, and what their runs remember.
 
-Runs are ordered by experiment, then by seed, so run `k * num_seeds + i` is seed i under buffer k.
+Runs are ordered by experiment, then by seed: the i-th seed of experiment k is run `firsts[k] + i`.
+An experiment may have seeds of its own. Keys exist once for each seed, whoever has it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -22,15 +25,15 @@ NEVER = np.iinfo(np.int32).max  # the step of something that did not happen
 
 
 class Runs(NamedTuple):
-    """Everything that R = K experiments × S seeds remember: one pytree, one checkpoint."""
+    """Everything that R runs of K experiments remember: one pytree, one checkpoint."""
 
     agents: Tree  # leaves [R, ...]
     worlds: Tree  # leaves [R, ...]
     codes: Array  # [R, ...] what to act on next
     memories: Tree  # leaves [R, ...]
-    replays: tuple[ReplayState, ...]  # K of them, leaves [S, ...]
-    samplers: tuple[Tree, ...]  # K of them, leaves [S, ...]
-    localities: tuple[Tree, ...]  # K of them, leaves [S, ...]
+    replays: tuple[ReplayState, ...]  # K of them, leaves [own seeds, ...]
+    samplers: tuple[Tree, ...]  # K of them, leaves [own seeds, ...]
+    localities: tuple[Tree, ...]  # K of them, leaves [own seeds, ...]
     streams: "Streams"
 
 
@@ -42,7 +45,7 @@ class Tally(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """One independent source of keys for each purpose, [S, 2] each."""
+    """One independent source of keys for each purpose, [S, 2] each: S distinct seeds."""
 
     agent: Key
     locality: Key
@@ -63,7 +66,7 @@ class StepKeys(NamedTuple):
 
 @dataclass(frozen=True)
 class Pack:
-    """Experiments that run in one program: same world, phases, schedule and seeds.
+    """Experiments that run in one program: same world, phases and schedule.
 
     Their agents are equal too, but for their `traits`: the numbers that may differ.
     """
@@ -91,8 +94,22 @@ class Pack:
         return tuple(e.buffer for e in self.experiments)
 
     @property
-    def num_seeds(self) -> int:
-        return len(self.lead.seeds)
+    def seeds(self) -> tuple[int, ...]:
+        """Those of all experiments, each once, as they are first named."""
+        return tuple(dict.fromkeys(self._seed_of_run))
+
+    @property
+    def num_runs(self) -> int:
+        return len(self._seed_of_run)
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The run with which each experiment begins."""
+        return tuple(accumulate((len(e.seeds) for e in self.experiments[:-1]), initial=0))
+
+    @property
+    def _seed_of_run(self) -> tuple[int, ...]:
+        return tuple(seed for e in self.experiments for seed in e.seeds)
 
     @property
     def num_steps(self) -> int:
@@ -102,7 +119,7 @@ class Pack:
     @property
     def streams(self) -> Streams:
         """The sources of randomness: a function of the seeds alone."""
-        roots = jnp.stack([jax.random.PRNGKey(seed) for seed in self.lead.seeds])
+        roots = jnp.stack([jax.random.PRNGKey(seed) for seed in self.seeds])
         return Streams(*jax.vmap(lambda k: jax.random.split(k, 4), out_axes=1)(roots))
 
     @property
@@ -135,7 +152,7 @@ class Pack:
     def _traits(self) -> dict[str, Array]:
         """Those that differ, [R] each."""
         values = {
-            name: np.repeat([getattr(e.agent, name) for e in self.experiments], self.num_seeds)
+            name: np.array([getattr(e.agent, name) for e in self.experiments for _ in e.seeds])
             for name in getattr(self.lead.agent, "traits", ())
         }
         return {name: jnp.asarray(v) for name, v in values.items() if len(set(v)) > 1}
@@ -152,12 +169,23 @@ class Pack:
 
     def tile(self, per_seed: Tree) -> Tree:
         """What each seed has, for every run."""
-        return jax.tree.map(lambda x: jnp.concatenate([x] * len(self.experiments)), per_seed)
+        return self._choose(per_seed, self._seed_of_run)
+
+    def pick(self, per_seed: Tree, k: int) -> Tree:
+        """What the seeds of experiment k have."""
+        return self._choose(per_seed, self.experiments[k].seeds)
 
     def part(self, per_run: Tree, k: int) -> Tree:
         """The runs of experiment k."""
-        first = k * self.num_seeds
-        return jax.tree.map(lambda x: x[first : first + self.num_seeds], per_run)
+        first, num = self.firsts[k], len(self.experiments[k].seeds)
+        return jax.tree.map(lambda x: x[first : first + num], per_run)
+
+    def _choose(self, per_seed: Tree, seeds: Iterable[int]) -> Tree:
+        """The rows of these seeds, by slices: a gather would be a kernel of its own."""
+        rows = np.array([self.seeds.index(seed) for seed in seeds])
+        stretches = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        slices = [slice(own[0], own[-1] + 1) for own in stretches]
+        return jax.tree.map(lambda x: jnp.concatenate([x[own] for own in slices]), per_seed)
 
 
 @lru_cache(maxsize=8)

@@ -139,11 +139,12 @@ class _Execution:
         self.watch(Event(news, total=self.pack.num_steps, is_news=True))
 
     def _check(self, manifest: dict[str, Any]) -> None:
-        old, new = manifest["configuration"], configuration(self.pack.experiments)
-        old_ids, new_ids = (", ".join(e["id"] for e in side) for side in (old, new))
-        if old_ids != new_ids:
+        sides = manifest["configuration"], configuration(self.pack.experiments)
+        old, new = ({experiment["id"]: experiment for experiment in side} for side in sides)
+        if list(old) != list(new):
+            ids, others = (", ".join(side) for side in (old, new))
             raise LofoError(
-                f"{self.folder} holds {old_ids}, not {new_ids}: choose another folder (--out)"
+                f"{self.folder} holds {ids}, not {others}: choose another folder (--out)"
             )
         if found := difference(old, new):
             raise LofoError(
