@@ -1,10 +1,12 @@
 """PlaNet's planner with the true world in place of a learned model: what could its agent reach at best?
 
-    python benchmarks/plan_in_world.py [--phase 1] [--episodes 32] [--horizon 12] [--action-repeat 2]
+    python benchmarks/plan_in_world.py [--phase 1] [--episodes 32] [--horizon 12] [--action-repeat 2] [--believed 2.1 1.9]
 
 The cross-entropy method plans every action anew, with the true arm and rewards that fade over `--softness`
-metres around a goal, as a learned reward does; 0 pays at the goals alone. Evaluation starts of
-ReacherLoCA; the first 100 actions are played and the last ten of them carried on to the end.
+metres around a goal, as a learned reward does; 0 pays at the goals alone. `--believed` are the rewards
+of T1 and T2 that it plans with, where they are not the true ones: those of a model that learnt from stale
+samples, or that has forgotten a goal. Evaluation starts of ReacherLoCA; the first 100 actions are
+played and the last ten of them carried on to the end.
 """
 
 import argparse
@@ -36,14 +38,14 @@ def pay(world, task, before, action, softness):
     return arm, world.action_repeat * soft.sum()
 
 
-def play(world, task, planner, softness, key):
-    """The true rewards of the first actions of an episode."""
+def play(world, task, believed, planner, softness, key):
+    """The true rewards of the first actions of an episode, planned with those believed."""
     key_start, key_plan = jax.random.split(key)
 
     def step(arm, key):
         def returns(candidates, _):
             def total(actions):
-                follow = lambda a, action: pay(world, task, a, action, softness)  # noqa: E731
+                follow = lambda a, action: pay(world, believed, a, action, softness)  # noqa: E731
                 return jax.lax.scan(follow, arm, actions)[1].sum()
 
             return jax.vmap(total)(candidates)
@@ -62,13 +64,19 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=12)
     parser.add_argument("--action-repeat", type=int, default=2)
     parser.add_argument("--softness", type=float, default=0.01)
+    parser.add_argument("--believed", type=float, nargs=2, metavar=("T1", "T2"))
     given = parser.parse_args()
     world = Reacher(action_repeat=given.action_repeat)
     task, planner = world.evaluation_task(given.phase), CEM(horizon=given.horizon)
+    believed, words = task, ""
+    if given.believed:
+        first, second = given.believed
+        believed = task._replace(reward_t1=jnp.float32(first), reward_t2=jnp.float32(second))
+        words = f", believed {first:g} and {second:g}"
     began = time.perf_counter()
     keys = jax.random.split(jax.random.PRNGKey(0), given.episodes)
     rewards = np.asarray(
-        jax.jit(jax.vmap(lambda k: play(world, task, planner, given.softness, k)))(keys)
+        jax.jit(jax.vmap(lambda k: play(world, task, believed, planner, given.softness, k)))(keys)
     )
     left = world.spec.time_limit - NUM_PLAYED
     returns = rewards.sum(1) + left * rewards[:, -NUM_CARRIED:].mean(1)
@@ -78,7 +86,7 @@ def main() -> None:
     ends = {float(r): int((at_end == r).sum()) for r in np.unique(at_end)}
     print(
         f"phase {given.phase}, horizon {given.horizon}, repeat {given.action_repeat}, softness "
-        f"{given.softness:g}: {returns.mean():.0f} ± {spread:.0f}, {returns.mean() / optimum:.1%} of "
+        f"{given.softness:g}{words}: {returns.mean():.0f} ± {spread:.0f}, {returns.mean() / optimum:.1%} of "
         f"{optimum:.0f}; reward a step at the end: {ends} ({time.perf_counter() - began:.0f} s)"
     )
 
