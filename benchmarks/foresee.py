@@ -1,0 +1,145 @@
+"""How well the small world models of DreamerV2 and PlaNet foresee rewards, on scripted arms of ReacherLoCA.
+
+    python benchmarks/foresee.py dreamer planet planet:1 [--updates 2000] [--episodes 500]
+
+No agent acts here. Models learn from as many beginnings of random episodes as of episodes in which a noisy pilot
+goes to T1, 100 steps each; then, on others, they see ten steps, follow the true actions for 13 more without
+a picture, and foresee their rewards. Printed every 500 updates: the correlation with the true rewards of the last
+step that was seen, and of imagined steps 1, 3, 6, 10 and 13. `planet:1` is PlaNet with so many free nats.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lofo.agents import Dreamer, PlaNet, WorldModel
+from lofo.agents.descent import descend, remember
+from lofo.agents.losses import HingedKL
+from lofo.environments import Reacher
+from lofo.environments.pilots import Pilot, steer
+from lofo.types import Step
+
+WORLD = Reacher()
+NOISE = 0.3  # of the agents' actions
+LENGTH, WINDOW, BATCH = 100, 30, 12
+NUM_SEEN, NUM_IMAGINED, NUM_JUDGED = 10, 13, 256
+TOLD = np.array([1, 3, 6, 10, 13])  # imagined steps
+ROUND = 500  # updates between two lines
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def play(key, num: int, is_random: bool):
+    """Codes, actions and rewards [num, LENGTH, ...] of phase 1."""
+    task = WORLD.train_task(1)
+
+    def episode(key):
+        key_start, key_pilot, key_steps = jax.random.split(key, 3)
+        turn = jnp.where(jax.random.bernoulli(key_pilot), 1.0, -1.0)
+        state, _ = WORLD.reset(task, key_start)
+        elbow = jnp.where(state.physical.angles[1] < 0, -1.0, 1.0)  # as it lies at the start
+        pilot = Pilot(elbow, turn, jnp.zeros((), bool))
+
+        def step(state, key):
+            key_act, key_world = jax.random.split(key)
+            arm = state.physical
+            noise = NOISE * jax.random.normal(key_act, (2,))
+            steered = jnp.clip(steer(pilot, arm, True) + noise, -1, 1)
+            action = WORLD.random_action(key_act) if is_random else steered
+            state, answer = WORLD.proceed(task, state, action, key_world)
+            return state, (WORLD.encode(arm), action, answer.reward)
+
+        return jax.lax.scan(step, state, jax.random.split(key_steps, LENGTH))[1]
+
+    return jax.vmap(episode)(jax.random.split(key, num))
+
+
+def collect(key, num: int):
+    keys = jax.random.split(key)
+    parts = [play(key, num, is_random) for key, is_random in zip(keys, (True, False), strict=True)]
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def draw(episodes, key, num: int) -> Step:
+    """Windows [num, WINDOW] that begin anywhere."""
+    key_episode, key_start = jax.random.split(key)
+    which = jax.random.randint(key_episode, (num,), 0, len(episodes[0]))
+    starts = jax.random.randint(key_start, (num,), 0, LENGTH - WINDOW + 1)
+    times = starts[:, None] + jnp.arange(WINDOW)
+    codes, actions, rewards = (x[which[:, None], times] for x in episodes)
+    no = jnp.zeros((num, WINDOW), bool)
+    return Step(WORLD.decode(codes), actions, rewards, no, no.at[:, 0].set(True), no)
+
+
+def foresee(model: WorldModel, params, items: Step, key):
+    """Correlations with the truth: of the last reward seen, and of those imagined, in turn."""
+    key_see, key_observe, key_imagine = jax.random.split(key, 3)
+    seen = jax.tree.map(lambda x: x[:, :NUM_SEEN], items)
+    pictures = model.see(seen.observation, key_see)
+    states, *_ = model.rssm.observe_window(
+        model.recurrent(params),
+        jnp.roll(seen.action, 1, axis=1),  # the action that led to each
+        model.apply(model.encoder, params.encoder, pictures),
+        seen.is_first,
+        key_observe,
+    )
+    last = jax.tree.map(lambda x: x[:, -1], states)
+    taken = slice(NUM_SEEN - 1, NUM_SEEN - 1 + NUM_IMAGINED)
+    then = model.imagine_window(params, last, items.action[:, taken].swapaxes(0, 1), key_imagine)
+    told = [model.reward(params, model.features(state)) for state in (last, then)]
+    true = items.reward[:, NUM_SEEN - 2], items.reward[:, taken].T
+    correlate = jax.vmap(lambda x, y: jnp.corrcoef(x, y)[0, 1])
+    return correlate(told[0][None], true[0][None])[0], correlate(told[1], true[1])
+
+
+def study(name: str, num_updates: int, episodes, others) -> None:
+    agent, _, free = name.partition(":")
+    model, rates = (
+        (Dreamer.small().model, (1e-3, 1e-5, 100.0))
+        if agent == "dreamer"
+        else (PlaNet.small().model, (1e-3, 1e-4, 1000.0))
+    )
+    if free:
+        model = replace(model, divergence=HingedKL(float(free)))
+    known = jnp.ones((BATCH, WINDOW), bool)
+
+    def learn(carry, key):
+        key_draw, key_loss = jax.random.split(key)
+        slope = jax.grad(model.loss, has_aux=True)
+        gradient, (_, metrics) = slope(carry[0], draw(episodes, key_draw, BATCH), known, key_loss)
+        params, memory = descend(carry[0], gradient, carry[1], *rates)
+        return (params, memory), metrics
+
+    rounds = jax.jit(lambda carry, key: jax.lax.scan(learn, carry, jax.random.split(key, ROUND)))
+    judge = jax.jit(partial(foresee, model))
+    items, params = draw(others, jax.random.key(3), NUM_JUDGED), model.init(jax.random.key(0))
+    carry, began = (params, remember(params)), time.perf_counter()
+    for number in range(num_updates // ROUND):
+        carry, metrics = rounds(carry, jax.random.key(number))
+        seen, imagined = (np.asarray(x) for x in judge(carry[0], items, jax.random.key(4)))
+        image, reward, kl = (float(metrics[m].mean()) for m in ("image_loss", "reward_loss", "kl"))
+        print(
+            f"{name:10} {ROUND * (number + 1):6} updates: pictures {image:5.2f}, rewards {reward:.3f}, "
+            f"KL {kl:.2f}; seen {seen:.2f}, imagined {np.round(imagined[TOLD - 1], 2)} "
+            f"({time.perf_counter() - began:.0f} s)",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="dreamer, planet or planet:NATS")
+    parser.add_argument("--updates", type=int, default=2000)
+    parser.add_argument("--episodes", type=int, default=500, help="of either kind")
+    given = parser.parse_args()
+    episodes, others = collect(jax.random.key(1), given.episodes), collect(jax.random.key(2), 50)
+    for name in given.models:
+        study(name, given.updates, episodes, others)
+
+
+if __name__ == "__main__":
+    main()
