@@ -33,7 +33,7 @@ def read(heads: Sequence[Sequence[Layer]], x: Array, activation: str) -> tuple[A
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _read(activation: str, heads: tuple[Head, ...], x: Array) -> tuple[Array, ...]:
-    return _forth(activation, heads, x)[0]
+    return tuple(_climb(activation, head, x)[-1] for head in heads)
 
 
 def _forth(activation: str, heads: tuple[Head, ...], x: Array) -> tuple[tuple[Array, ...], Kept]:
