@@ -64,6 +64,21 @@ def test_the_library_convolves_as_patches_do(name: str, axes: list[Any], activat
     assert_close(*(ask(f, given) for f in functions), 1e-5)
 
 
+@pytest.mark.parametrize("depth", [3, 20], ids=["in blocks", "by pixels"])
+@pytest.mark.parametrize(("name", "side"), [("convolve", 10), ("spread", 4)])
+def test_places_may_have_as_many_rows_as_a_kernel(name: str, side: int, depth: int) -> None:
+    """Then rows are put around them, which change nothing."""
+    rng = np.random.default_rng(0)
+    ends = (depth, 5) if name == "convolve" else (5, depth)
+    kernel = (4, 4, *ends) if name == "convolve" else (5, 4, 4, depth)
+    shapes = (3, side, side - 2, ends[0]), kernel, ends[1:]
+    given = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    library = partial(getattr(patchless, name), kernels=Kernels(Library, option=None))
+    forms = library, getattr(convolutions, name)
+    found, expected = (ask(partial(f, stride=2, activation="elu"), given) for f in forms)
+    assert_close(found, expected, 1e-5)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_outcomes_of_half_precision_are_not_rounded_again(name: str) -> None:
     rng = np.random.default_rng(1)

@@ -23,6 +23,7 @@ from lofo.agents.returns import lambda_returns
 from lofo.agents.world_model import Memory, WorldModel, WorldModelParams
 from lofo.networks import CNN, MLP, RSSM, Discrete, RSSMState, TransposedCNN, linear
 from lofo.networks.blaming import blame
+from lofo.networks.blocks import sums
 from lofo.networks.distributions import (
     TruncatedNormal,
     truncated_normal,
@@ -259,8 +260,9 @@ class Dreamer:
         return -jnp.mean(self._weights * density)
 
     def _policy(self, actor: Tree, features: Array) -> TruncatedNormal:
-        hidden = self.model.apply(self.actor, actor[0], features)
-        return truncated_normal(linear(2 * self.model.action_size).apply(actor[1], hidden))
+        body, (last,) = actor
+        hidden = self.model.apply(self.actor, body, features)
+        return truncated_normal(sums(hidden, last["weight"]) + last["bias"])
 
     def _value(self, value: Tree, features: Array) -> Array:
         return self._judge(value, self.model.apply(self.value, value[0], features))

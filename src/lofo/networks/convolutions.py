@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from lofo import devices
-from lofo.networks import drawings, patchless
+from lofo.networks import dense, drawings, patchless
 from lofo.networks.blocks import Activation, finish, times
 from lofo.networks.tiles import cut, cut_kernel, join
 from lofo.types import Array, Tree
@@ -50,8 +50,12 @@ def convolve(x: Array, weight: Array, bias: Array, stride: int, activation: Acti
         return x[:, down, across]
 
     parts = [reach(i, j) for i, j in itertools.product(range(num), repeat=2)]
-    flat = cut_kernel(weight.astype(x.dtype), block).reshape(-1, out)
-    return finish(times(jnp.concatenate(parts, axis=-1), flat), bias, activation)
+    patches, flat = jnp.concatenate(parts, axis=-1), cut_kernel(weight, block).reshape(-1, out)
+    if are_few:
+        # patches are put side by side once: the way back would do it again
+        patches = jax.lax.optimization_barrier(patches)
+        return dense.read([[{"weight": flat, "bias": bias}]], patches, activation)[0]
+    return finish(times(patches, flat.astype(x.dtype)), bias, activation)
 
 
 def _patches(x: Array, kernel: int, stride: int, height: int, width: int) -> Array:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from lofo import devices
 from lofo.networks.blocks import finish, slope_of, times
 from lofo.networks.recurrence import Layer
 from lofo.types import Array
@@ -32,7 +33,7 @@ def read(heads: Sequence[Sequence[Layer]], x: Array, activation: str) -> tuple[A
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _read(activation: str, heads: tuple[Head, ...], x: Array) -> tuple[Array, ...]:
-    return _forth(activation, heads, x)[0]
+    return tuple(_climb(activation, head, x)[-1] for head in heads)
 
 
 def _forth(activation: str, heads: tuple[Head, ...], x: Array) -> tuple[tuple[Array, ...], Kept]:
@@ -57,8 +58,7 @@ def _back(activation: str, kept: Kept, slopes: tuple[Array, ...]) -> tuple[tuple
     found, lowest = zip(*(_descend(activation, *given) for given in own), strict=True)
     # one product for all heads, which adds their parts up
     weights = [head[0]["weight"].astype(seen[0][0].dtype) for head in heads]
-    slope = _multiply(jnp.concatenate(lowest, axis=1), jnp.concatenate(weights, axis=1), (1, 1))
-    return found, slope.astype(seen[0][0].dtype)
+    return found, _pull_back(jnp.concatenate(lowest, axis=1), jnp.concatenate(weights, axis=1))
 
 
 def _descend(activation: str, head: Head, seen: list[Array], slope: Array) -> tuple[Head, Array]:
@@ -66,17 +66,24 @@ def _descend(activation: str, head: Head, seen: list[Array], slope: Array) -> tu
     dtype, found = seen[0].dtype, []
     for k in reversed(range(len(head))):
         slope = (slope * slope_of(activation, seen[k + 1])).astype(dtype)
-        weight = _multiply(seen[k], slope, (0, 0)).astype(head[k]["weight"].dtype)
+        weight = _multiply(seen[k], slope, 0, jnp.float32).astype(head[k]["weight"].dtype)
         found.append({"weight": weight, "bias": jnp.sum(slope.astype(jnp.float32), axis=0)})
         if k:
-            slope = _multiply(slope, head[k]["weight"].astype(dtype), (1, 1)).astype(dtype)
+            slope = _pull_back(slope, head[k]["weight"].astype(dtype))
     return tuple(reversed(found)), slope
 
 
 _read.defvjp(_forth, _back)
 
 
-def _multiply(x: Array, y: Array, over: tuple[int, int]) -> Array:
-    """The product of two matrices over an axis of each, in float32."""
-    axes: Any = ((over[0],), (over[1],)), ((), ())
-    return jax.lax.dot_general(x, y, axes, preferred_element_type=jnp.float32)
+def _pull_back(slope: Array, weight: Array) -> Array:
+    """The slope by what a weight was multiplied with, in the dtype of both."""
+    # rounded behind the product, it would be written down in float32 by a GPU's library
+    dtype = jnp.float32 if devices.is_cpu() else slope.dtype
+    return _multiply(slope, weight, 1, dtype).astype(slope.dtype)
+
+
+def _multiply(x: Array, y: Array, axis: int, dtype: Any) -> Array:
+    """The product of two matrices over an axis of both, which adds in float32."""
+    axes: Any = ((axis,), (axis,)), ((), ())
+    return jax.lax.dot_general(x, y, axes, preferred_element_type=dtype)

@@ -51,9 +51,13 @@ class Library:
     def learn(self, x: Array, y: Array) -> Array:
         """The sum over all places of patch ⊗ numbers, [k, k, depth, size], float32."""
         like = jax.ShapeDtypeStruct((self.kernel,) * 2 + (x.shape[-1], self.size), x.dtype)
+        # Where places have as many rows as the kernel, compilers take this for a convolution whose
+        # kernel is dilated: slow, and all is turned round for it. Rows of 0s tell it apart.
+        margin = 1 if y.shape[1] == self.kernel else 0
 
         def product(x: Array, y: Array) -> Array:
-            (found,) = jax.linear_transpose(lambda weight: self._slide(x, weight), like)(y)
+            y = jnp.pad(y, ((0, 0), (margin, margin), (0, 0), (0, 0)))
+            (found,) = jax.linear_transpose(lambda weight: self._slide(x, weight, margin), like)(y)
             return found.astype(jnp.float32)
 
         if self.precision != EVERY_DIGIT:
@@ -61,7 +65,8 @@ class Library:
         (long_x, rest_x), (long_y, rest_y) = _parts(x), _parts(y)
         return product(rest_x, long_y) + product(long_x, rest_y) + product(long_x, long_y)
 
-    def _slide(self, x: Array, weight: Array) -> Array:
+    def _slide(self, x: Array, weight: Array, margin: int = 0) -> Array:
+        """What every place reads; the margin is rows of places above and below the pictures."""
         block = math.gcd(self.kernel, self.stride) if self.pictures[-1] < FEW else 1
         rows, columns = (
             (n - self.kernel) // self.stride * self.stride + self.kernel for n in x.shape[1:3]
@@ -73,7 +78,7 @@ class Library:
             x,
             weight,
             (self.stride // block,) * 2,
-            "VALID",
+            ((margin * self.stride // block,) * 2, (0, 0)),
             dimension_numbers=LAYOUT,
             precision=_precision(self.precision),
         )
