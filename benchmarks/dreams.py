@@ -62,7 +62,7 @@ def main(runs: list[int], is_small: bool) -> None:
     agents = [choose_kernels(agent, own_dreams=own) for own in (False, True)]
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
     with ThreadPoolExecutor(2 * len(runs)) as pool:  # compiling takes much longer than all else
-        found = [pool.submit(compile_both, own, num) for num in runs for own in agents]
+        found = [pool.submit(compile_both, each, num) for num in runs for each in agents]
         programs = [one.result() for one in found]
     for k, num in enumerate(runs):
         begun = update(agent, num)[1]

@@ -158,7 +158,8 @@ def test_a_name_carries_seeds_of_its_own(packs: Any, capsys: Any) -> None:
     names = "demo/fifo-all:1", "demo/fifo-small:0-1,4", "demo/lofo"
     assert Answer(capsys, "run", *names).code == 0
     assert Answer(capsys, "run", *names, "--seeds", "7-8").code == 0
-    assert Answer(capsys, "run", f"{SEARCH}:3", f"{SEARCH}/beta-1/radius-0.01/limit-5:4").code == 2
+    twice = Answer(capsys, "run", f"{SEARCH}:3", f"{SEARCH}/beta-1/radius-0.01/limit-5:4")
+    assert twice.code == 2 and "limit-5 was named twice" in twice.err
     assert Answer(capsys, "run", f"{SEARCH}:3", f"{MOUNTAINCAR}:4").code == 0
     assert "--buffer.rule.limit" in Answer(capsys, "run", "demo/lofo:3", "--help").out
     (plain, out), (given, same), (sweep, mixed) = packs
@@ -310,7 +311,9 @@ def test_a_run_too_short_for_any_buffer_is_told_so_once(packs: Any, capsys: Any)
         (["run", "demo/lofo:0", "demo/lofo:1"], "named twice"),
         (["run", "demo/lofo:"], "demo/lofo: seeds are written like 0-9 or 0,2,5, got ''"),
         (["run", "demo/lofo:1:2"], "demo/lofo: seeds are written like 0-9 or 0,2,5, got '1:2'"),
-        (["run", "demo/lofo:2,2"], "seeds must be distinct"),
+        (["run", "demo/lofo:2,2"], "demo/lofo: seeds must be distinct, got '2,2'"),
+        (["run", "demo/lofo:2", "--seeds", "1"], "leave out --seeds"),
+        (["run", ":1"], "':1' names no run"),
         (["run", "nowhere:1"], "no run is called 'nowhere'; `lofo list` shows all"),
         (["run", "demo/lofo", MOUNTAINCAR], "differ in more than the buffer"),
         (["run", "demo/lofo", "--seeds", "a"], "seeds are written like 0-9 or 0,2,5, got 'a'"),

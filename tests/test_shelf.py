@@ -13,7 +13,7 @@ import pytest
 
 from conftest import tiny_pack
 from lofo import cli, localities
-from lofo.buffers import Local
+from lofo.buffers import Fifo, Local
 from lofo.environments import MountainCar
 from lofo.experiments import Experiment, Pack, find, fitting, loop, run
 from lofo.experiments import survey as surveys
@@ -67,6 +67,10 @@ def test_every_buffer_has_the_fits_of_its_own_seeds(tmp_path: Path) -> None:
     names = sorted(shelf.name for shelf in tmp_path.iterdir())
     expected = [fitting.shelf_name(pack, lead.buffer, seed) for seed in (0, 1, 2)]
     assert set(expected) <= set(names) and not any("seed5" in name for name in names)
+    assert not any(fitting.shelf_name(pack, lead.buffer, seed) in names for seed in (5, 6))
+    idle = replace(lead, id="tiny/idle", seeds=(5,), buffer=replace(lead.buffer, rule=Fifo()))
+    (_, nothing), _ = fitting.fit_localities(Pack((lead, idle)), said.append, tmp_path)
+    assert nothing == ()  # it has that locality, but asks for no embedding
     fits, _ = fit(learned((0, 1, 2)), None)
     for k, seeds in ((0, [0, 1]), (2, [2, 1])):
         for leaf, whole in zip(jax.tree.leaves(params[k]), fits, strict=True):

@@ -28,7 +28,7 @@ from lofo.experiments.overrides import missing_scores, named, override, with_fir
 from lofo.experiments.settings import describe
 from lofo.folders import Join, Split, Thin, Watch
 from lofo.localities import Fit
-from lofo.options import parse_fraction, parse_run, parse_seeds
+from lofo.options import parse_fraction, parse_run, parse_runs, parse_seeds
 from lofo.progress import watching
 from lofo.reports import adaptation_table, as_json, summarise, verdict_table
 from lofo.types import LofoError
@@ -106,11 +106,10 @@ class Run:
             raise LofoError("name at least one run; `lofo list` shows them")
         if self.preset is not None and self.preset not in PRESETS:
             raise LofoError(f"--preset is one of {', '.join(PRESETS)}, got {self.preset!r}")
-        given = () if self.seeds is None else parse_seeds(self.seeds)
         experiments: list[Experiment] = []
-        for name, own in map(parse_run, self.ids):
+        for name, seeds in parse_runs(self.ids, self.seeds):
             prepared = (self._prepare(e, overrides) for e in find_all(name))
-            experiments += [replace(e, seeds=own or given or e.seeds) for e in prepared]
+            experiments += [replace(e, seeds=seeds or e.seeds) for e in prepared]
         return tuple(experiments)
 
     def _prepare(self, experiment: Experiment, overrides: Sequence[str]) -> Experiment:

@@ -55,6 +55,7 @@ class Fit:
             experiment = override(replace(find(name), seeds=parse_seeds(self.seeds)), overrides)
             _recorded(self._stem(experiment).with_suffix(".json"))  # refused before the long work
             self._tell(experiment, survey(experiment, self.out, partial(_say, name), self.radii))
+        print(fill(READING, 100))
 
     def _stem(self, experiment: Experiment) -> Path:
         return self.out / experiment.id.replace("/", "-")
@@ -71,7 +72,6 @@ class Fit:
             path = stem.with_name(f"{stem.name}-seed{seed}.png")
             print(f"  seed {seed}: {path}\n{_table(found)}", flush=True)  # should drawing fail
             reports.draw_locality(found.maps, chart.extent, chart.axes, radius, title, path)
-        print(fill(READING, 100))
 
 
 def _say(name: str, message: str) -> None:

@@ -1,5 +1,6 @@
 """Options as a person writes them."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from lofo.types import LofoError
@@ -18,12 +19,27 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     except ValueError as error:
         words = f" ({error})" if "range" in str(error) else ""
         raise LofoError(f"seeds are written like 0-9 or 0,2,5, got {text!r}{words}") from error
+    if len(set(seeds)) != len(seeds):
+        raise LofoError(f"seeds must be distinct, got {text!r}")
     return tuple(seeds)
+
+
+def parse_runs(
+    texts: Sequence[str], common: str | None = None
+) -> list[tuple[str, tuple[int, ...]]]:
+    """`ID` or `ID:SEEDS` each, with the common seeds for those that carry none."""
+    runs = [parse_run(text) for text in texts]
+    shared = () if common is None else parse_seeds(common)
+    if shared and all(seeds for _, seeds in runs):
+        raise LofoError("every name carries seeds of its own: leave out --seeds")
+    return [(name, seeds or shared) for name, seeds in runs]
 
 
 def parse_run(text: str) -> tuple[str, tuple[int, ...]]:
     """`ID` or `ID:SEEDS`: a name, and the seeds written behind it, if there are any."""
     name, colon, seeds = text.partition(":")
+    if not name:
+        raise LofoError(f"{text!r} names no run: seeds are written behind a name, like ID:0-1")
     try:
         return name, parse_seeds(seeds) if colon else ()
     except LofoError as error:

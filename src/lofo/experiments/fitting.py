@@ -39,7 +39,9 @@ def fit_localities(
             askers.setdefault(_kind(experiment), []).append(experiment)
     fitted = {kind: _fit_or_take(pack, asking, announce, shelf) for kind, asking in askers.items()}
     results = [
-        _stacked(fitted[_kind(e)][seed] for seed in e.seeds) if _kind(e) in fitted else ((), {})
+        _stacked(fitted[_kind(e)][seed] for seed in e.seeds)
+        if e.buffer.embedding_size
+        else ((), {})
         for e in pack.experiments
     ]
     return tuple(params for params, _ in results), [metrics for _, metrics in results]

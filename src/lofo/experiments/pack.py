@@ -75,12 +75,14 @@ class Pack:
 
     def __post_init__(self) -> None:
         if len({e.common for e in self.experiments}) != 1:
-            ids = ", ".join(e.id for e in self.experiments)
+            names = ", ".join(e.id for e in self.experiments)
             raise LofoError(
-                f"these differ in more than the buffer and traits of the agent: run {ids} apart"
+                "these differ in more than the buffer, the seeds and traits of the agent: run "
+                f"{names} apart"
             )
-        if len({e.id for e in self.experiments}) != len(self.experiments):
-            raise LofoError("an experiment was named twice")
+        ids = [e.id for e in self.experiments]
+        if twice := [name for k, name in enumerate(ids) if name in ids[:k]]:
+            raise LofoError(f"{twice[0]} was named twice: give it all its seeds at once")
         if not self.lead.environment.pure:
             raise LofoError("this loop compiles the world, so the world must be pure")
 

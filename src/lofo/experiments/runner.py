@@ -146,7 +146,7 @@ class _Execution:
             raise LofoError(
                 f"{self.folder} holds {ids}, not {others}: choose another folder (--out)"
             )
-        if found := difference(old, new):
+        if found := next(filter(None, (difference(old[i], new[i], i) for i in old)), ""):
             raise LofoError(
                 f"{self.folder} holds another run: {found}; choose another folder (--out) or "
                 "give the settings it was started with"
