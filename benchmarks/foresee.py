@@ -5,7 +5,8 @@
 No agent acts here. Models learn from as many beginnings of random episodes as of episodes in which a noisy pilot
 goes to T1, 100 steps each; then, on others, they see ten steps, follow the true actions for 13 more without
 a picture, and foresee their rewards. Printed every 500 updates: the correlation with the true rewards of the last
-step that was seen, and of imagined steps 1, 3, 6, 10 and 13. `planet:1` is PlaNet with so many free nats.
+step that was seen, and of imagined steps 1, 3, 6, 10 and 13. `planet:1` is PlaNet with so many free nats;
+`planet+` has the recurrence and the reward head of paper size.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 from lofo.agents import Dreamer, PlaNet, WorldModel
 from lofo.agents.descent import descend, remember
 from lofo.agents.losses import HingedKL
+from lofo.agents.planet import PLANET_MODEL
 from lofo.environments import Reacher
 from lofo.environments.pilots import Pilot, steer
 from lofo.types import Step
@@ -103,6 +105,9 @@ def study(name: str, num_updates: int, episodes, others) -> None:
         if agent == "dreamer"
         else (PlaNet.small().model, (1e-3, 1e-4, 1000.0))
     )
+    if agent == "planet+":
+        own = {"rssm": PLANET_MODEL.rssm, "reward_head": PLANET_MODEL.reward_head}
+        model = replace(model, **own)
     if free:
         model = replace(model, divergence=HingedKL(float(free)))
     known = jnp.ones((BATCH, WINDOW), bool)
@@ -132,7 +137,12 @@ def study(name: str, num_updates: int, episodes, others) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="dreamer, planet or planet:NATS")
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="dreamer, planet, planet+, planet:NATS, planet+:NATS",
+    )
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--episodes", type=int, default=500, help="of either kind")
     given = parser.parse_args()

@@ -707,6 +707,32 @@ def test_what_one_of_two_runs_recorded_is_shown(tmp_path: Path) -> None:
     runs = load([write(tmp_path, both, rows + others)])
     axes = plot_diagnostics(runs, styles(runs)).axes
     assert axes[3].get_title(loc="left") == "model error outside the T1-zone"
+    (word,) = (text.get_text() for text in axes[3].texts)
+    assert word == "not recorded: LoFo"  # whose line is missing
+
+
+def test_counts_of_stale_rows_are_told_apart_whatever_their_size(tmp_path: Path) -> None:
+    def scale(most: int) -> tuple[str, str]:
+        counts = [0, most, 10, 10]
+        rows = [Row("x", 7, 1, 100 * k, "stale_rows", n) for k, n in enumerate(counts, start=1)]
+        rows += [row._replace(metric="return") for row in rows]
+        runs = load([write(tmp_path / str(most), header(settings("x", seeds=[7])), rows)])
+        panel = plot_diagnostics(runs, styles(runs)).axes[2]
+        return panel.get_yscale(), panel.get_title(loc="left")
+
+    assert scale(50) == ("linear", "stale T1 rows stored")
+    assert scale(50_000) == ("symlog", "stale T1 rows stored (log)")
+
+
+def test_legends_count_seeds_where_runs_have_different_numbers(tmp_path: Path) -> None:
+    def labels(seeds: list[int]) -> list[str]:
+        own = settings("x", seeds=[7]), settings("y", "FIFO", seeds=seeds)
+        rows = rows_of("x", 1, PHASE_1[:1], (7,)), rows_of("y", 1, PHASE_1[: len(seeds)], seeds)
+        runs = load([write(tmp_path / str(len(seeds)), header(*own), *rows)])
+        return [text.get_text() for text in plot_curves(runs, styles(runs)).axes[0].legend_.texts]
+
+    assert [word.rpartition(", ")[2] for word in labels([7, 8])] == ["1 seed", "2 seeds"]
+    assert not any("seed" in word for word in labels([8]))
 
 
 def marked(axes: Axes) -> list[tuple[float, float]]:

@@ -68,7 +68,10 @@ def plot_curves(runs: Sequence[Run], look: dict[Key, Style], *, each_seed: bool 
         drawn = "each seed" if each_seed else "mean ± s.e."
         axes.set_ylabel(f"evaluation return, {drawn}{grouped}")
         axes.set_xlabel("environment steps")
+        handles, labels = axes.get_legend_handles_labels()
         axes.legend(
+            handles,
+            [_with_seeds(label, own) for label in labels],
             loc="upper center",
             bbox_to_anchor=(0.5, -0.14),
             ncols=_num_columns(own),
@@ -79,9 +82,16 @@ def plot_curves(runs: Sequence[Run], look: dict[Key, Style], *, each_seed: bool 
     return figure
 
 
+def _with_seeds(label: str, runs: Sequence[Run]) -> str:
+    """A label with the number of seeds, where runs have different numbers."""
+    counts = {run.label: len(run.seeds) for run in runs}
+    seeds = f", {counts[label]} seed{'s' * (counts[label] > 1)}"
+    return label + seeds * (len(set(counts.values())) > 1)
+
+
 def _num_columns(runs: Sequence[Run]) -> int:
     """Of a legend below a panel."""
-    longest = max(len(run.label) for run in runs)
+    longest = max(len(_with_seeds(run.label, runs)) for run in runs)
     return 3 if longest < 36 else 2 if longest < 60 else 1
 
 

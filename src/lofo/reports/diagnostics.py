@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from lofo.reports.curves import (
+    GREY,
     NOT_YET,
     draw_run,
     is_evaluated,
@@ -34,12 +35,13 @@ class Panel(NamedTuple):
     target: int | None = None  # 0: T1, 1: T2, whose true reward is drawn
     is_log: bool = False
     is_log_if_wide: bool = False  # where the first values would hide the later ones
+    is_count: bool = False  # likewise, with room for none
 
 
 PANELS = (
     Panel("predicted_t1", "predicted reward at T1", target=0),
     Panel("predicted_t2", "predicted reward at T2", target=1),
-    Panel("stale_rows", "stale T1 rows stored"),
+    Panel("stale_rows", "stale T1 rows stored", is_count=True),
     Panel("model_error_outside", "model error outside the T1-zone", is_log_if_wide=True),
     Panel("stored", "samples stored", is_log=True),
 )
@@ -64,6 +66,7 @@ def plot_diagnostics(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
         for axes, panel in zip(cells, _panels(own), strict=False):
             for run in own:
                 draw_run(axes, run, panel.metric, look[run.key])
+            _name_silent(axes, panel, own)
             _finish(axes, panel, own[0], "not recorded" if is_evaluated(own) else NOT_YET)
         _draw_legend(cells[-1], own, look)
     return figure
@@ -75,11 +78,20 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
     return [p if p.metric in recorded else STAND_INS.get(p.metric, p) for p in PANELS]
 
 
+def _name_silent(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+    """Whose line is missing beside those of others."""
+    silent = [run.name for run in runs if panel.metric not in {name for _, name in run.curves}]
+    if 0 < len(silent) < len(runs):
+        words = f"not recorded: {', '.join(silent)}"
+        axes.text(0.02, 0.9, words, transform=axes.transAxes, fontsize=8.5, color=GREY)
+
+
 def _finish(axes: Axes, panel: Panel, run: Run, excuse: str) -> None:
     """The true value, the scale and the words of a diagnostic, or why there is none."""
     known = known_values(axes)
     is_log = panel.is_log or (panel.is_log_if_wide and _is_wide(known))
-    axes.set_title(panel.title + " (log)" * is_log, fontsize=10.5, loc="left")
+    has_none = panel.is_count and _is_wide(known[known > 0])
+    axes.set_title(panel.title + " (log)" * (is_log or has_none), fontsize=10.5, loc="left")
     if not len(known):
         axes.axis("off")
         say(axes, excuse)
@@ -90,6 +102,8 @@ def _finish(axes: Axes, panel: Panel, run: Run, excuse: str) -> None:
             axes.set_ylim(known.min() / 1.5, known.max() * 1.5)
         spell_out(axes.yaxis)
     else:
+        if has_none:
+            axes.set_yscale("symlog", linthresh=1)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: compact(y)))
     mark_phases(axes, run, named=False)
     if panel.target is not None:
