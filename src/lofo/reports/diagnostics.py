@@ -82,8 +82,7 @@ def _name_silent(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
     """Whose line is missing beside those of others."""
     silent = [run.name for run in runs if panel.metric not in {name for _, name in run.curves}]
     if 0 < len(silent) < len(runs):
-        words = f"not recorded: {', '.join(silent)}"
-        axes.text(0.02, 0.9, words, transform=axes.transAxes, fontsize=8.5, color=GREY)
+        axes.set_xlabel(f"not recorded: {', '.join(silent)}", fontsize=8.5, color=GREY)
 
 
 def _finish(axes: Axes, panel: Panel, run: Run, excuse: str) -> None:
