@@ -11,6 +11,7 @@ import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,12 +62,10 @@ def main(runs: list[int], is_small: bool) -> None:
     agent = replace(agent, model=replace(agent.model, compute_dtype="bfloat16"))
     agents = [choose_kernels(agent, own_dreams=own) for own in (False, True)]
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
-    with ThreadPoolExecutor(2 * len(runs)) as pool:  # compiling takes much longer than all else
-        found = [pool.submit(compile_both, each, num) for num in runs for each in agents]
-        programs = [one.result() for one in found]
-    for k, num in enumerate(runs):
+    for num in runs:
         begun = update(agent, num)[1]
-        both = programs[2 * k : 2 * k + 2]
+        with ThreadPoolExecutor(2) as pool:  # compiling takes much longer than all else
+            both = list(pool.map(partial(compile_both, num=num), agents))
         behind = [jax.device_get(once(begun)[0]) for once, _ in both]
         took = [milliseconds(several, begun) for _, several in both]
         print(f"{num} side by side: compiler's {took[0]:.3f} ms, our own {took[1]:.3f} ms")

@@ -98,18 +98,23 @@ def foresee(model: WorldModel, params, items: Step, key):
     return correlate(told[0][None], true[0][None])[0], correlate(told[1], true[1])
 
 
-def study(name: str, num_updates: int, episodes, others) -> None:
+def choose(name: str) -> tuple[WorldModel, tuple[float, ...]]:
+    """A model, and its learning rate, Adam's epsilon and clip."""
     agent, _, free = name.partition(":")
-    model, rates = (
-        (Dreamer.small().model, (1e-3, 1e-5, 100.0))
-        if agent == "dreamer"
-        else (PlaNet.small().model, (1e-3, 1e-4, 1000.0))
-    )
+    if name == "dreamer":
+        return Dreamer.small().model, (1e-3, 1e-5, 100.0)
+    if agent not in ("planet", "planet+"):
+        raise SystemExit(f"no model is called {name}: dreamer, planet or planet+, planet:NATS")
+    model = PlaNet.small().model
     if agent == "planet+":
         own = {"rssm": PLANET_MODEL.rssm, "reward_head": PLANET_MODEL.reward_head}
         model = replace(model, **own)
-    if free:
-        model = replace(model, divergence=HingedKL(float(free)))
+    divergence = HingedKL(float(free)) if free else model.divergence
+    return replace(model, divergence=divergence), (1e-3, 1e-4, 1000.0)
+
+
+def study(name: str, num_updates: int, episodes, others) -> None:
+    model, rates = choose(name)
     known = jnp.ones((BATCH, WINDOW), bool)
 
     def learn(carry, key):
