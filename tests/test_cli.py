@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import Finished, result_lines
-from lofo import cli
+from lofo import cli, folders
 from lofo.buffers import Fifo
 from lofo.experiments import DEMO, REGISTRY, SWEEPS, Pack, find, find_all
 from lofo.options import parse_seeds
@@ -496,7 +496,8 @@ def test_what_is_drawn_is_drawn_before_any_word(
         return out
 
     monkeypatch.setattr(cli.reports, "write_report", draw)
-    monkeypatch.setattr(cli, "summarise", lambda *_: [])
+    for module in (cli, folders):
+        monkeypatch.setattr(module, "summarise", lambda *_: [])
     assert "report: " in Answer(capsys, "demo").out
     assert "Report: " in Answer(capsys, "report", "somewhere").out
     assert drawn == ["", ""]

@@ -1,6 +1,5 @@
 """`lofo demo | list | run | report | ...`: the laboratory from a terminal."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -26,11 +25,11 @@ from lofo.experiments import (
 )
 from lofo.experiments.overrides import missing_scores, named, override, with_first_stale
 from lofo.experiments.settings import describe
-from lofo.folders import Join, Split, Thin, Watch
+from lofo.folders import Join, Report, Split, Thin, Watch
 from lofo.localities import Fit
 from lofo.options import parse_fraction, parse_run, parse_runs, parse_seeds
 from lofo.progress import watching
-from lofo.reports import adaptation_table, as_json, summarise, verdict_table
+from lofo.reports import summarise, verdict_table
 from lofo.types import LofoError
 
 
@@ -131,43 +130,6 @@ class Run:
         if "--schedule.evaluate-every" in named(overrides):  # asked for by hand
             return replace(short, schedule=changed.schedule)
         return short
-
-
-@dataclass(frozen=True)
-class Report:
-    """Draws figures and one self-contained report.html from the rows of runs, finished or not."""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders with rows, or with such folders below them."""
-    out: Path | None = None
-    """Where the figures go; the first folder if left out."""
-    only: tuple[str, ...] = ()
-    """Only runs whose id, or the last part of it, is one of these; * stands for any letters."""
-    map_seed: int | None = None
-    """Draw the maps of this seed; the mean over seeds if left out."""
-    each_seed: bool = False
-    """Draw the returns of every seed: where some adapt and some do not, the mean is none's."""
-    json: bool = False
-    """Print the summary as JSON and draw nothing."""
-
-    def go(self) -> None:
-        if not self.folders:
-            raise LofoError("name at least one folder with rows, such as runs/demo")
-        folders = list(self.folders)
-        summaries = summarise(folders, self.only)
-        if self.json:
-            print(json.dumps(as_json(summaries), indent=2))
-            return
-        choice: dict[str, Any] = {
-            "only": self.only,
-            "map_seed": self.map_seed,
-            "each_seed": self.each_seed,
-        }
-        # Before any word: a reader that has seen enough, such as `head`, ends the command.
-        page = reports.write_report(folders, self.out or folders[0], **choice)
-        print(verdict_table(summaries))
-        print(adaptation_table(summaries))
-        print(f"Report: {page}")
 
 
 @dataclass(frozen=True)
