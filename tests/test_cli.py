@@ -1,5 +1,6 @@
 """The command line: what it prints, what it refuses, and that a mistake is one sentence."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -409,11 +410,20 @@ def test_every_command_explains_itself(
     assert answer.code == 0 and "usage: lofo" in answer.out and answer.err == ""
 
 
-def test_help_of_a_run_lists_its_own_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["demo/lofo", "--help"], ["--seeds", "0", "demo/lofo", "--help"]):
-        answer = Answer(capsys, "run", *words)
-        assert answer.code == 0 and "--buffer.rule.radius" in answer.out
-        assert "--buffer.locality.num-epochs" in answer.out and "--phases.1.steps" in answer.out
+@pytest.mark.parametrize("command", cli.TAKING_FIELDS)
+@pytest.mark.parametrize(
+    "words", [["demo/lofo", "--help"], ["--seeds", "0", "demo/lofo:1", "-h"]], ids=len
+)
+def test_help_of_a_run_lists_its_fields_beside_the_options(
+    capsys: pytest.CaptureFixture[str], command: str, words: list[str]
+) -> None:
+    answer = Answer(capsys, command, *words)
+    assert answer.code == 0 and f"usage: lofo {command} [-h]" in answer.out
+    listed = [line.strip("│ ").split(" ")[0].rstrip(",") for line in answer.out.splitlines()]
+    assert {"--buffer.rule.radius", "--buffer.locality.num-epochs", "--phases.1.steps"} < {*listed}
+    for option in dataclasses.fields(cli.TAKING_FIELDS[command])[1:]:  # the first are the names
+        assert listed.count(f"--{option.name.replace('_', '-')}") == 1
+    assert "like 0-9 or 0,2,5" in answer.out  # seeds as the command reads them
 
 
 def test_no_words_at_all_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,13 @@ from lofo.experiments import (
     run,
     shorten,
 )
-from lofo.experiments.overrides import missing_scores, named, override, with_first_stale
+from lofo.experiments.overrides import (
+    missing_scores,
+    named,
+    override,
+    with_fields,
+    with_first_stale,
+)
 from lofo.experiments.settings import describe
 from lofo.folders import Join, Report, Split, Thin, Watch
 from lofo.localities import Fit
@@ -242,8 +248,9 @@ def _dispatch(arguments: list[str]) -> None:
         return
     names = (word.partition(":")[0] for word in arguments)
     named = [name for name in names if name in REGISTRY or name.startswith(tuple(SWEEPS))]
-    if arguments[0] == "run" and "--help" in arguments and named:  # the fields of that very one
-        override(find_all(named[0])[0], ["--help"])
+    if named and {"-h", "--help"} & {*arguments}:  # with the fields of that very one
+        told = with_fields(TAKING_FIELDS[arguments[0]], find_all(named[0])[0])
+        tyro.cli(told, args=["--help"], prog=f"lofo {arguments[0]}")
     command, overrides = parse_with_fields(arguments)
     command.go(overrides)
 

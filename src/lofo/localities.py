@@ -36,7 +36,7 @@ class Fit:
     and of the looks within a cell; and for each radius how many states it would remember, how many
     cells of the map apart its neighbours lie, and which share of the states outside the T1-zone has
     one inside, which phase 2 may therefore forget. Any field of the run can be overridden, such as
-    --buffer.locality.num-epochs 1.
+    --buffer.locality.num-epochs 1; `lofo fit ID --help` lists them all.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional]
@@ -52,7 +52,9 @@ class Fit:
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
         for name in self.ids:
-            experiment = override(replace(find(name), seeds=parse_seeds(self.seeds)), overrides)
+            experiment = override(
+                replace(find(name), seeds=parse_seeds(self.seeds)), overrides, "lofo fit ID"
+            )
             _recorded(self._stem(experiment).with_suffix(".json"))  # refused before the long work
             self._tell(experiment, survey(experiment, self.out, partial(_say, name), self.radii))
         print(fill(READING, 100))

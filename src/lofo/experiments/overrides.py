@@ -11,19 +11,35 @@ from lofo.types import LofoError
 T = TypeVar("T")
 
 
-def override(value: T, arguments: Sequence[str]) -> T:
-    """The dataclass with the fields that the arguments name changed, all types checked."""
+def override(value: T, arguments: Sequence[str], prog: str = "lofo run ID") -> T:
+    """The dataclass with the fields that the arguments name changed, all types checked.
+
+    `prog` is the command whose help lists the fields, for whoever names one that is not there.
+    """
     if not arguments:
         return value
     import tyro  # runs without overrides need no command line
 
-    parsed = tyro.cli(_mould(value), args=list(arguments), prog="lofo run ID")
+    parsed = tyro.cli(_mould(value), args=list(arguments), prog=prog)
     try:
         return typing.cast(T, _rebuild(value, parsed))
     except LofoError:
         raise
     except ValueError as error:  # a field's own check, which names the bad value
         raise LofoError(str(error)) from error
+
+
+def with_fields(command: type, value: Any) -> type:
+    """The command with the dataclass's fields for further options, as its help shows them.
+
+    A field with the name of an option is left out: the command takes that word for itself.
+    """
+    own = {field.name for field in dataclasses.fields(command)}
+    more = [field for field in _fields(value) if field[0] not in own]
+    body = {"__doc__": command.__doc__}
+    return dataclasses.make_dataclass(
+        command.__name__, more, bases=(command,), frozen=True, namespace=body
+    )
 
 
 def named(arguments: Sequence[str]) -> set[str]:
@@ -52,6 +68,11 @@ def with_first_stale(experiment: Experiment, arguments: Sequence[str]) -> Experi
 
 def _mould(value: Any) -> Any:
     """A dataclass of the same fields, typed by the values they hold rather than by protocols."""
+    return dataclasses.make_dataclass(type(value).__name__, _fields(value), frozen=True)
+
+
+def _fields(value: Any) -> list[Any]:
+    """Name, type and default of every field that a command line can fill."""
     hints = typing.get_type_hints(type(value))
     fields: list[Any] = []
     for field in dataclasses.fields(value):
@@ -66,7 +87,7 @@ def _mould(value: Any) -> Any:
         elif _is_plain(inner):
             kind = _kind(inner, hints[field.name])
             fields.append((field.name, kind, dataclasses.field(default=inner)))
-    return dataclasses.make_dataclass(type(value).__name__, fields, frozen=True)
+    return fields
 
 
 def _is_row(value: Any) -> bool:
