@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -467,6 +468,45 @@ def test_run_writes_rows_and_is_quiet_off_a_terminal(
     assert (tmp_path / ROWS).read_bytes() == rows
     other = refusal(capsys, "run", *ids, "--out", str(tmp_path), "--seeds", "5-6")
     assert "seeds[0] was 0, now 5" in other
+
+
+def make_program(path: Path) -> Path:
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o755)
+    return path
+
+
+@pytest.mark.parametrize("folder", ["bin", "my bin"])
+@pytest.mark.parametrize("is_on_path", [True, False])
+def test_what_is_to_be_typed_begins_as_the_command_did(
+    folder: str,
+    is_on_path: bool,
+    packs: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = make_program(tmp_path / folder / "lofo")
+    other = make_program(tmp_path / "other" / "lofo")
+    monkeypatch.setenv("PATH", str((program if is_on_path else other).parent))
+    words = ["run", "demo/lofo", "--out", "my runs"]
+    monkeypatch.setattr(sys, "argv", [str(program), *words])
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python3", *sys.argv])
+    began = "lofo" if is_on_path else quote(str(program))
+    assert Answer(capsys, *words).out.endswith(f"Figures: {began} report 'my runs'\n")
+
+
+@pytest.mark.parametrize("before", [["python", "-m", "lofo.cli"], ["python", cli.__file__]])
+def test_what_is_to_be_typed_begins_as_the_module_did(
+    before: list[str], packs: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    words = ["run", "demo/lofo"]
+    monkeypatch.setattr(sys, "argv", [cli.__file__, *words])
+    monkeypatch.setattr(sys, "orig_argv", [*before, *words])
+    told = f"Figures: {' '.join(before)} report runs/demo/lofo\n"
+    assert Answer(capsys, *words).out.endswith(told)
+    monkeypatch.setattr(sys, "argv", ["train.py"])  # a program of one's own that calls `main`
+    assert Answer(capsys, *words).out.endswith("Figures: lofo report runs/demo/lofo\n")
 
 
 def test_report_draws_and_report_json_counts(

@@ -1,10 +1,12 @@
 """`lofo demo | list | run | report | ...`: the laboratory from a terminal."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import join
 from typing import Annotated, Any
 
 import tyro
@@ -103,7 +105,7 @@ class Run:
         out = self.out or Path("runs") / "+".join(parse_run(word)[0] for word in self.ids)
         execute(experiments, out, self.checkpoint_seconds, self.localities)
         print(verdict_table(summarise([out])))
-        print(f"Rows: {out}. Figures: lofo report {out}")
+        print(f"Rows: {out}. Figures: {started_as()} {join(['report', str(out)])}")
 
     def prepare(self, overrides: Sequence[str] = ()) -> tuple[Experiment, ...]:
         """The experiments as they will run."""
@@ -185,6 +187,17 @@ def execute(
     options: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "localities": localities}
     with watching() as watch:
         run(Pack(experiments), out, watch=watch, **options)
+
+
+def started_as() -> str:
+    """The words that started this command, so that what it prints works when it is typed."""
+    program = Path(sys.argv[0])
+    if program.resolve() == Path(__file__).resolve():  # such as `python -m lofo.cli`
+        return join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])])
+    found = shutil.which("lofo")
+    if program.stem != "lofo" or (found and Path(found).resolve() == program.resolve()):
+        return "lofo"
+    return join([sys.argv[0]])  # of an environment that is not on the path
 
 
 def _print_columns(lines: list[tuple[str, str, str]]) -> None:
