@@ -22,6 +22,8 @@ from lofo.locality import Contrastive, Handcrafted
 from lofo.networks import CNN, Chain, linear
 from lofo.types import LofoError
 
+MOUNTAINCAR = "mountaincar/dyna_q/lofo"
+
 
 def learned(seeds: tuple[int, ...]) -> Pack:
     """The tiny pack's first run with a locality that is learnt in a moment."""
@@ -319,10 +321,39 @@ def test_the_command_prints_and_keeps_what_it_measured(
 
 
 @pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (["demo/lofo", MOUNTAINCAR], [(0,), (0,)]),
+        (["demo/lofo:1,3", MOUNTAINCAR], [(1, 3), (0,)]),
+        (["demo/lofo:1,3", MOUNTAINCAR, "--seeds", "5-6"], [(1, 3), (5, 6)]),
+    ],
+)
+def test_a_name_carries_seeds_of_its_own(
+    words: list[str],
+    seeds: list[tuple[int, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fitted: list[Experiment] = []
+    monkeypatch.setattr(localities, "survey", lambda experiment, *_: fitted.append(experiment))
+    monkeypatch.setattr(localities.Fit, "_tell", lambda *_: None)
+    cli.main(["fit", *words, "--out", str(tmp_path)])
+    assert [(e.id, e.seeds) for e in fitted] == list(
+        zip(("demo/lofo", MOUNTAINCAR), seeds, strict=True)
+    )
+    fitted.clear()
+    with pytest.raises(SystemExit):
+        cli.main(["fit", *words, "nowhere", "--out", str(tmp_path)])
+    assert not fitted  # refused before the long work
+
+
+@pytest.mark.parametrize(
     ("words", "reason"),
     [
         ([], "name at least one run"),
         (["demo/fifo-all"], "learns no locality"),
+        (["demo/lofo:0", "--seeds", "1"], "leave out --seeds"),
+        (["demo/lofo:a"], "demo/lofo: seeds are written like 0-9 or 0,2,5, got 'a'"),
         (["mountaincar/dyna_q/lofo", "--radii", "0.1", "0"], "above 0, got 0"),
     ],
 )

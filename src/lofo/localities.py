@@ -16,7 +16,7 @@ from lofo.experiments.fitting import shelf_name
 from lofo.experiments.overrides import override
 from lofo.experiments.provenance import provenance
 from lofo.experiments.survey import NUM_POINTS, Survey, survey
-from lofo.options import parse_seeds
+from lofo.options import parse_runs
 from lofo.types import LofoError
 
 READING = (
@@ -40,9 +40,10 @@ class Fit:
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Names from `lofo list` with a learned locality."""
-    seeds: str = "0"
-    """Which seeds, like 0-9 or 0,2,5."""
+    """Names from `lofo list` with a learned locality. A name may carry seeds of its own, like
+    ID:0-1."""
+    seeds: str | None = None
+    """Which seeds, like 0-9 or 0,2,5, where a name carries none; 0 if left out."""
     out: Path = Path("runs/localities")
     """Where fitted localities and what was measured are kept."""
     radii: tuple[float, ...] = ()
@@ -51,12 +52,15 @@ class Fit:
     def go(self, overrides: Sequence[str] = ()) -> None:
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
-        for name in self.ids:
-            experiment = override(
-                replace(find(name), seeds=parse_seeds(self.seeds)), overrides, "lofo fit ID"
-            )
+        experiments = [
+            override(replace(find(name), seeds=seeds or (0,)), overrides, "lofo fit ID")
+            for name, seeds in parse_runs(self.ids, self.seeds)
+        ]
+        for experiment in experiments:
             _recorded(self._stem(experiment).with_suffix(".json"))  # refused before the long work
-            self._tell(experiment, survey(experiment, self.out, partial(_say, name), self.radii))
+        for experiment in experiments:
+            say = partial(_say, experiment.id)
+            self._tell(experiment, survey(experiment, self.out, say, self.radii))
         print(fill(READING, 100))
 
     def _stem(self, experiment: Experiment) -> Path:
