@@ -864,15 +864,34 @@ def test_figures_are_drawn_and_repeat(tmp_path: Path) -> None:
     ]
 
 
+def moved(
+    folder: Path, out: Path, seeds: dict[str, dict[int, int]], to: str = "a", **changes: Any
+) -> Path:
+    """A copy of a record, with other seeds for some runs, and other names or settings for all."""
+    headers, rows = read(folder)
+    experiments = [
+        e
+        | changes
+        | {"id": e["id"].replace("a", to, 1), "seeds": [own.get(s, s) for s in e["seeds"]]}
+        for e in headers[0]["experiments"]
+        for own in (seeds.get(e["id"], {}),)
+    ]
+    copied = [
+        row._replace(run=row.run.replace("a", to, 1), seed=own.get(row.seed, row.seed))
+        for row in rows
+        for own in (seeds.get(row.run, {}),)
+    ]
+    write(out, headers[0] | {"experiments": experiments}, copied)
+    for path in folder.glob("*.npz"):
+        (out / path.name).write_bytes(path.read_bytes())
+    return out
+
+
 def test_maps_of_one_seed_or_of_their_mean(tmp_path: Path) -> None:
     folders = [full_folder(tmp_path / "one")]
-    headers, rows = read(folders[0])
-    seeds = {7: 17, 8: 18, 9: 19, 10: 20}  # the same run once more, with other seeds
-    experiments = [e | {"seeds": list(seeds.values())} for e in headers[0]["experiments"]]
-    other = [row._replace(seed=seeds.get(row.seed, row.seed)) for row in rows]
-    folders.append(write(tmp_path / "two", headers[0] | {"experiments": experiments}, other))
-    for path in folders[0].glob("*.npz"):
-        (folders[1] / path.name).write_bytes(path.read_bytes())
+    seeds = {7: 17, 8: 18, 9: 19, 10: 20}  # the same runs once more, with other seeds
+    names = "a/lofo", "a/fifo", "a/reservoir"
+    folders.append(moved(folders[0], tmp_path / "two", dict.fromkeys(names, seeds)))
     run = load(folders)[0]
     layers = np.arange(60).reshape(4, 3, 5)
     for seed, layer in ((8, 1), (20, 3)):
@@ -885,6 +904,29 @@ def test_maps_of_one_seed_or_of_their_mean(tmp_path: Path) -> None:
         draw_maps(folders, tmp_path, seed=33)
     titles = {name: f.get_suptitle() for name, f in plot_maps(load(folders), seed=8).items()}
     assert all(title.endswith("seed 8") for title in titles.values()) and len(titles) == 2
+
+
+def test_whose_maps_are_missing_stands_below_those_of_a_seed(tmp_path: Path) -> None:
+    everyone = full_folder(tmp_path / "everyone")
+    folder = moved(everyone, tmp_path / "run", {"a/fifo": {8: 18}, "a/reservoir": {8: 28}})
+
+    def told(*folders: Path, **options: Any) -> list[str]:
+        page = write_report(folders, tmp_path / "out", **options).read_text(encoding="utf-8")
+        lines = page.splitlines()
+        found = [k for k, line in enumerate(lines) if "No maps" in line]
+        assert all("rewards" in lines[k - 1] for k in found)  # right below
+        return [re.sub("<.*?>", "", lines[k]) for k in found]
+
+    assert told(folder) == told(folder, map_seed=7) == []
+    assert told(folder, map_seed=8, only=["lofo"]) == []
+    assert told(folder, map_seed=8) == ["No maps, because there is no seed 8: FIFO; Reservoir."]
+    for path in folder.glob("a-fifo*.npz"):  # a record without maps lacks none of one seed
+        path.unlink()
+    assert told(folder, map_seed=8) == ["No maps, because there is no seed 8: Reservoir."]
+    world = {"is": "Elsewhere", "time_limit": 100}
+    other = moved(everyone, tmp_path / "other", {"a/lofo": {8: 18}}, "b", environment=world)
+    (line,) = told(folder, other, map_seed=8)
+    assert line.endswith("Reservoir; Elsewhere, DynaQ: LoFo.")
 
 
 def test_goals_are_found_in_the_true_rewards(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Report:
     only: tuple[str, ...] = ()
     """Only runs whose id, or the last part of it, is one of these; * stands for any letters."""
     map_seed: int | None = None
-    """Draw the maps of this seed; the mean over seeds if left out."""
+    """Draw the maps of this seed, of the runs that have it; the mean over seeds if left out."""
     each_seed: bool = False
     """Draw the returns of every seed: where some adapt and some do not, the mean is none's."""
     json: bool = False

@@ -72,7 +72,8 @@ def draw_maps(
 ) -> list[Path]:
     """Draws coverage and rewards; file names begin with the prefix, or lie in it if a folder.
 
-    `only` chooses runs by patterns of their ids; without a `seed` maps are means over all seeds.
+    `only` chooses runs by patterns of their ids; without a `seed` maps are means over all seeds,
+    with one they are of the runs that have it.
     """
     prefix = f"{path_prefix}/" if Path(path_prefix).is_dir() else str(path_prefix)
     figures = plot_maps(choose(load(folders), only), seed)

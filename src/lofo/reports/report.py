@@ -116,12 +116,18 @@ def write_report(
     pictures |= {path.name: path for path in save_films(runs, out)}
     left_out = len(everyone) - len(runs)
     path = out / "report.html"
-    path.write_text(_page(runs, summarise_runs(runs), pictures, left_out), encoding="utf-8")
+    missing = _missing_maps(runs, map_seed)
+    page = _page(runs, summarise_runs(runs), pictures, left_out, missing)
+    path.write_text(page, encoding="utf-8")
     return path
 
 
 def _page(
-    runs: Sequence[Run], summaries: Sequence[Summary], pictures: dict[str, Path], left_out: int
+    runs: Sequence[Run],
+    summaries: Sequence[Summary],
+    pictures: dict[str, Path],
+    left_out: int,
+    missing_maps: list[str],
 ) -> str:
     title = "Which buffers let the agent adapt to a local change?"
     choice = f'<p class="soft">A choice: {left_out} more runs lie in the same folders.</p>'
@@ -140,7 +146,9 @@ def _page(
         '<p class="soft">Means over the judged evaluations; the true reward in brackets; errors '
         "inside and outside the zone around T1. A row is one stored sample.</p>",
         _figure(pictures["diagnostics.png"]),
-        *(_figure(p) for p in pictures.values() if _kind(p) in ("coverage", "rewards", "film")),
+        *(_figure(p) for p in pictures.values() if _kind(p) in ("coverage", "rewards")),
+        *(f'<p class="soft">{escape(line)}</p>' for line in missing_maps),
+        *(_figure(p) for p in pictures.values() if _kind(p) == "film"),
         "<h2>Spread over seeds</h2>",
         *_per_world(summaries, SPREAD),
         '<p class="soft">The unit of replication is the seed. Interval: 95 % bootstrap of the '
@@ -151,6 +159,16 @@ def _page(
         *map(_configuration, runs),
     ]
     return PAGE.format(title=title, style=STYLE, body="\n".join(body))
+
+
+def _missing_maps(runs: Sequence[Run], seed: int | None) -> list[str]:
+    """Whose maps would be drawn if they had that seed: one line, or none."""
+    without = [run for run in runs if run.maps and seed is not None and seed not in run.seeds]
+    if not without:
+        return []
+    has_several = len({run.world for run in runs}) > 1
+    names = [f"{run.world}: {run.name}" if has_several else run.name for run in without]
+    return [f"No maps, because there is no seed {seed}: {'; '.join(names)}."]
 
 
 def _headlines(summaries: Sequence[Summary]) -> list[str]:
