@@ -17,17 +17,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scripted_arms import as_it_lies, follow
 
 from lofo.agents import Dreamer, PlaNet, WorldModel
 from lofo.agents.descent import descend, remember
 from lofo.agents.losses import HingedKL
 from lofo.agents.planet import PLANET_MODEL
 from lofo.environments import Reacher
-from lofo.environments.pilots import Pilot, steer
 from lofo.types import Step
 
 WORLD = Reacher()
-NOISE = 0.3  # of the agents' actions
 LENGTH, WINDOW, BATCH = 100, 30, 12
 NUM_SEEN, NUM_IMAGINED, NUM_JUDGED = 10, 13, 256
 TOLD = np.array([1, 3, 6, 10, 13])  # imagined steps
@@ -41,21 +40,11 @@ def play(key, num: int, is_random: bool):
 
     def episode(key):
         key_start, key_pilot, key_steps = jax.random.split(key, 3)
-        turn = jnp.where(jax.random.bernoulli(key_pilot), 1.0, -1.0)
         state, _ = WORLD.reset(task, key_start)
-        elbow = jnp.where(state.physical.angles[1] < 0, -1.0, 1.0)  # as it lies at the start
-        pilot = Pilot(elbow, turn, jnp.zeros((), bool))
-
-        def step(state, key):
-            key_act, key_world = jax.random.split(key)
-            arm = state.physical
-            noise = NOISE * jax.random.normal(key_act, (2,))
-            steered = jnp.clip(steer(pilot, arm, True) + noise, -1, 1)
-            action = WORLD.random_action(key_act) if is_random else steered
-            state, answer = WORLD.proceed(task, state, action, key_world)
-            return state, (WORLD.encode(arm), action, answer.reward)
-
-        return jax.lax.scan(step, state, jax.random.split(key_steps, LENGTH))[1]
+        pilot = as_it_lies(state, key_pilot)
+        keys = jax.random.split(key_steps, LENGTH)
+        played = follow(WORLD, task, state, pilot, keys, is_random)
+        return played.code, played.action, played.reward
 
     return jax.vmap(episode)(jax.random.split(key, num))
 

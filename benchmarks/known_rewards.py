@@ -18,16 +18,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scripted_arms import follow
 
 from lofo.buffers import Local, SequenceIndex
 from lofo.environments import Reacher
-from lofo.environments.pilots import Pilot, steer
+from lofo.environments.pilots import Pilot
 from lofo.experiments import find
 from lofo.locality import Contrastive
 from lofo.locality.base import Pairs
 from lofo.networks import MLP, Chain, linear
 
-NOISE = 0.3  # of the agents' actions
 SEEN = np.array([0, 1, 2, 3, 6, 7])  # of the state: angles and T1's direction, no speeds
 CONTEXTS = ((1, 2), (3, 9), (10, 24), (25, 49))
 NUM_DRAWN = 4_000  # windows
@@ -42,19 +42,10 @@ def play(world: Reacher, key, num: int, phase: int, is_random: bool):
         key_start, key_pilot, key_steps = jax.random.split(key, 3)
         signs = jnp.where(jax.random.bernoulli(key_pilot, shape=(2,)), 1.0, -1.0)
         pilot = Pilot(signs[0], signs[1], jnp.zeros((), bool))
-
-        def step(state, key):
-            key_act, key_world = jax.random.split(key)
-            noise = NOISE * jax.random.normal(key_act, (2,))
-            steered = jnp.clip(steer(pilot, state.physical, True) + noise, -1, 1)
-            action = world.random_action(key_act) if is_random else steered
-            _, at_t1, at_t2 = world.advance(state.physical, action)
-            code = world.encode(state.physical)
-            state, answer = world.proceed(task, state, action, key_world)
-            return state, (code, answer.successor, at_t1, at_t2)
-
         state, _ = world.reset(task, key_start)
-        return jax.lax.scan(step, state, jax.random.split(key_steps, world.spec.time_limit))[1]
+        keys = jax.random.split(key_steps, world.spec.time_limit)
+        played = follow(world, task, state, pilot, keys, is_random)
+        return played.code, played.successor, played.at_t1, played.at_t2
 
     return jax.vmap(episode)(jax.random.split(key, num))
 

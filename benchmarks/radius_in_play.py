@@ -22,15 +22,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scripted_arms import as_it_lies, follow
 
 from lofo.buffers.neighbours import Automatic, oldest_near
 from lofo.environments import Reacher
-from lofo.environments.pilots import Pilot, steer
 from lofo.experiments import find
 from lofo.experiments.fitting import fit_localities, shelf_name
 from lofo.experiments.pack import Pack
 
-NOISE = 0.3  # of the agents' actions
 ASIDE = 0.25  # rad, at most: where an arm rests beside T1, at 0.15 m from the shoulder
 CHUNK = 500  # pictures that are embedded at a time
 
@@ -42,23 +41,12 @@ def play(world: Reacher, key, num: int, phase: int, is_random: bool):
 
     def episode(key):
         key_start, key_pilot, key_aside, key_steps = jax.random.split(key, 4)
-        turn = jnp.where(jax.random.bernoulli(key_pilot), 1.0, -1.0)
         aside = jax.random.uniform(key_aside, (), jnp.float32, -ASIDE, ASIDE)
         state, _ = world.reset(task, key_start)
-        elbow = jnp.where(state.physical.angles[1] < 0, -1.0, 1.0)  # as it lies at the start
-        pilot = Pilot(elbow, turn, jnp.zeros((), bool))
-
-        def step(state, key):
-            key_act, key_world = jax.random.split(key)
-            arm = state.physical
-            wanted = steer(pilot, arm._replace(direction=arm.direction + aside), True)
-            noisy = jnp.clip(wanted + NOISE * jax.random.normal(key_act, (2,)), -1, 1)
-            action = world.random_action(key_act) if is_random else noisy
-            _, at_t1, at_t2 = world.advance(arm, action)
-            state, _ = world.proceed(task, state, action, key_world)
-            return state, (world.encode(arm), at_t1 > 0, at_t2 > 0)
-
-        return jax.lax.scan(step, state, jax.random.split(key_steps, world.spec.time_limit))[1]
+        pilot = as_it_lies(state, key_pilot)
+        keys = jax.random.split(key_steps, world.spec.time_limit)
+        played = follow(world, task, state, pilot, keys, is_random, aside)
+        return played.code, played.at_t1 > 0, played.at_t2 > 0
 
     return jax.vmap(episode)(jax.random.split(key, num))
 

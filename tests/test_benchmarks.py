@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lofo.environments import Reacher
 from lofo.environments.minigrid_pixels import draw_frames
 from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER
 
@@ -90,3 +91,30 @@ def test_factors_of_products_are_rounded_as_tf32_rounds_them():
     looped = script.with_tf32(lambda w: jax.lax.scan(lambda c, _: (c @ w, None), w, None, 2)[0])
     with pytest.raises(NotImplementedError, match="a product inside scan"):
         looped(weight)
+
+
+def test_scripted_arms_rest_at_t1_or_beside_it_or_play_at_random():
+    script, world = import_module("scripted_arms"), Reacher(observation="state")
+    task, key_steps = world.train_task(1), jax.random.key(1)
+
+    def play(aside, is_random):
+        def episode(key):
+            state, _ = world.reset(task, key)
+            keys = jax.random.split(key_steps, 200)
+            pilot = script.as_it_lies(state, key)
+            played = script.follow(world, task, state, pilot, keys, is_random, aside)
+            paid = world.pay(task, played.at_t1, played.at_t2)
+            is_kept = pilot.elbow == jnp.sign(played.code[0, 1])
+            return played, is_kept & jnp.all(paid == played.reward)
+
+        return jax.jit(jax.vmap(episode))(jax.random.split(KEY, 8))
+
+    steered, is_as_told = play(0.0, False)
+    assert is_as_told.all() and steered.code.shape == (8, 200, 5)
+    np.testing.assert_array_equal(steered.code[:, 1:], steered.successor[:, :-1])
+    assert (steered.at_t1[:, -50:] > 0).mean() > 0.9
+    np.testing.assert_allclose(np.abs(steered.action).max(), 1)  # noise is clipped, too
+    beside, _ = play(0.5, False)
+    assert (beside.at_t1[:, -50:] > 0).mean() < 0.1
+    anyhow, _ = play(0.0, True)
+    assert (anyhow.at_t1 > 0).mean() < 0.2
