@@ -194,6 +194,13 @@ def test_a_broken_promise_is_named(words):
     assert "\n" not in message and len(message) < 400
 
 
+@pytest.mark.parametrize("radius", [1e-6, 0.5, 540.0, 1e3, 1e9, 1e17])
+def test_who_looks_at_embeddings_is_found_whatever_the_radius(radius):
+    rule = dataclasses.replace(made(crowding, needs_embedding=False), radius=radius)
+    with pytest.raises(LofoError, match="place looks at no embedding, for needs_embedding is Fals"):
+        check_rule(rule, KEY)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_lots_of_its_own_are_never_blamed_on_others(seed):
     lots = random.Random(seed)

@@ -24,6 +24,7 @@ from lofo.types import Array, Key, LofoError
 
 NUM_ASKED = 40  # newcomers for whom `place` is also called as plain Python
 NUM_AGAIN = 20  # times it is asked again before others are blamed: its lots may agree by chance
+FAR = 2.0**50  # times as far apart; squares are still finite, so no radius in use is beyond
 CLOSING = 5  # every so many steps of a trajectory one closes an episode: a step, but no start
 FORMS = {"slot": "int32[]", "num_near": "int32[]", "overflow": "bool[]"}
 PURE = "what fits: jnp.where for a branch, jnp.maximum under a division, nothing but arrays"
@@ -44,8 +45,9 @@ def check_rule(
 ) -> None:
     """Raises a LofoError that names a promise the rule breaks, what it gave, and what fits.
 
-    Each walk visits a few places, which lie 2**-8 to 2**7 apart. Where the rule has a limit,
-    choose a capacity above it, so that there are crowds.
+    Each walk visits a few places, which lie 2**-8 to 2**7 apart, and for a rule that says it needs
+    no embedding 2**50 times as far, too. Where the rule has a limit, choose a capacity above it, so
+    that there are crowds.
     """
     _check_given(rule, key)
     newcomers = located = _draw_newcomers(key, max(embedding_size, 1))
@@ -60,7 +62,9 @@ def check_rule(
     _check_placements(rule, before, placed)
     _check_plainly(rule, newcomers, before, placed)
     if not rule.needs_embedding:  # not sooner: lots of the rule's own make walks differ, too
-        _check_unseen(rule, placed, _attempt(rule, UNSEEN, side_by_side, rule, located)[1])
+        for scale in (1.0, FAR):  # within a large radius all lie alike, as without an embedding
+            told = located._replace(embedding=scale * located.embedding)
+            _check_unseen(rule, placed, _attempt(rule, UNSEEN, side_by_side, rule, told)[1])
     _check_windows(rule, newcomers, SequenceIndex(rule, capacity, window))
 
 
