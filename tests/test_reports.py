@@ -710,6 +710,17 @@ def test_what_one_of_two_runs_recorded_is_shown(tmp_path: Path) -> None:
     assert axes[3].get_xlabel() == "not recorded: LoFo"  # whose line is missing
 
 
+def test_a_line_of_some_seeds_alone_says_so(tmp_path: Path) -> None:
+    rows = [Row("x", s, 1, 100, name, 0.5) for s in (7, 8, 9) for name in ("return", "stored")]
+    rows.append(rows[0]._replace(metric="predicted_t1"))
+    rows += [row._replace(metric="predicted_t2", value=np.nan) for row in rows[::2]]
+    runs = load([write(tmp_path, header(settings("x", seeds=[7, 8, 9])), rows)])
+    panels = {a.get_title(loc="left"): a for a in plot_diagnostics(runs, styles(runs)).axes}
+    assert panels["predicted reward at T1"].get_xlabel() == "1 of 3 seeds: LoFo"
+    for title in ("samples stored", "samples stored (log)", "predicted reward at T2"):
+        assert title not in panels or not panels[title].get_xlabel()
+
+
 def test_counts_of_stale_rows_are_told_apart_whatever_their_size(tmp_path: Path) -> None:
     def scale(most: int) -> tuple[str, str]:
         counts = [0, most, 10, 10]
@@ -913,16 +924,21 @@ def test_whose_maps_are_missing_stands_below_those_of_a_seed(tmp_path: Path) -> 
     def told(*folders: Path, **options: Any) -> list[str]:
         page = write_report(folders, tmp_path / "out", **options).read_text(encoding="utf-8")
         lines = page.splitlines()
-        found = [k for k, line in enumerate(lines) if "No maps" in line]
+        found = [k for k, line in enumerate(lines) if "no maps of seed" in line]
         assert all("rewards" in lines[k - 1] for k in found)  # right below
         return [re.sub("<.*?>", "", lines[k]) for k in found]
 
     assert told(folder) == told(folder, map_seed=7) == []
     assert told(folder, map_seed=8, only=["lofo"]) == []
-    assert told(folder, map_seed=8) == ["No maps, because there is no seed 8: FIFO; Reservoir."]
+    assert told(folder, map_seed=8) == ["There are no maps of seed 8: FIFO; Reservoir."]
     for path in folder.glob("a-fifo*.npz"):  # a record without maps lacks none of one seed
         path.unlink()
-    assert told(folder, map_seed=8) == ["No maps, because there is no seed 8: Reservoir."]
+    assert told(folder, map_seed=8) == ["There are no maps of seed 8: Reservoir."]
+    shifts = {name: {7: 17, 8: 18, 9: 19, 10: 20} for name in ("a/lofo", "a/fifo", "a/reservoir")}
+    late = moved(everyone, tmp_path / "late", shifts)
+    for path in late.glob("a-lofo*.npz"):  # cut before it had any
+        path.unlink()
+    assert told(everyone, late, map_seed=18) == ["There are no maps of seed 18: LoFo."]
     world = {"is": "Elsewhere", "time_limit": 100}
     other = moved(everyone, tmp_path / "other", {"a/lofo": {8: 18}}, "b", environment=world)
     (line,) = told(folder, other, map_seed=8)

@@ -342,9 +342,10 @@ def test_a_name_carries_seeds_of_its_own(
         zip(("demo/lofo", MOUNTAINCAR), seeds, strict=True)
     )
     fitted.clear()
-    with pytest.raises(SystemExit):
-        cli.main(["fit", *words, "nowhere", "--out", str(tmp_path)])
-    assert not fitted  # refused before the long work
+    for wrong in ("nowhere", "demo/fifo-all"):
+        with pytest.raises(SystemExit):
+            cli.main(["fit", *words, wrong, "--out", str(tmp_path)])
+        assert not fitted  # refused before the long work
 
 
 @pytest.mark.parametrize(
@@ -353,6 +354,9 @@ def test_a_name_carries_seeds_of_its_own(
         ([], "name at least one run"),
         (["demo/fifo-all"], "learns no locality"),
         (["demo/lofo:0", "--seeds", "1"], "leave out --seeds"),
+        (["demo/lofo:0", "demo/lofo:1"], "demo/lofo was named twice"),
+        (["demo/lofo", "--fraction", "0.2"], "leave out --fraction"),
+        (["demo/lofo", "--nothing", "1"], "lofo fit ID --help"),
         (["demo/lofo:a"], "demo/lofo: seeds are written like 0-9 or 0,2,5, got 'a'"),
         (["mountaincar/dyna_q/lofo", "--radii", "0.1", "0"], "above 0, got 0"),
     ],

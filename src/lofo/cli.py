@@ -1,12 +1,12 @@
 """`lofo demo | list | run | report | ...`: the laboratory from a terminal."""
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import join
 from typing import Annotated, Any
 
 import tyro
@@ -105,7 +105,7 @@ class Run:
         out = self.out or Path("runs") / "+".join(parse_run(word)[0] for word in self.ids)
         execute(experiments, out, self.checkpoint_seconds, self.localities)
         print(verdict_table(summarise([out])))
-        print(f"Rows: {out}. Figures: {started_as()} {join(['report', str(out)])}")
+        print(f"Rows: {out}. Figures: {started_as()} {shlex.join(['report', str(out)])}")
 
     def prepare(self, overrides: Sequence[str] = ()) -> tuple[Experiment, ...]:
         """The experiments as they will run."""
@@ -193,11 +193,11 @@ def started_as() -> str:
     """The words that started this command, so that what it prints works when it is typed."""
     program = Path(sys.argv[0])
     if program.resolve() == Path(__file__).resolve():  # such as `python -m lofo.cli`
-        return join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])])
+        return shlex.join(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])])
     found = shutil.which("lofo")
     if program.stem != "lofo" or (found and Path(found).resolve() == program.resolve()):
         return "lofo"
-    return join([sys.argv[0]])  # of an environment that is not on the path
+    return shlex.join([sys.argv[0]])  # of an environment that is not on the path
 
 
 def _print_columns(lines: list[tuple[str, str, str]]) -> None:
@@ -260,9 +260,9 @@ def _dispatch(arguments: list[str]) -> None:
         parse(COMMANDS, args=arguments or ["--help"], prog="lofo").go()
         return
     names = (word.partition(":")[0] for word in arguments)
-    named = [name for name in names if name in REGISTRY or name.startswith(tuple(SWEEPS))]
-    if named and {"-h", "--help"} & {*arguments}:  # with the fields of that very one
-        told = with_fields(TAKING_FIELDS[arguments[0]], find_all(named[0])[0])
+    runs = [name for name in names if name in REGISTRY or name.startswith(tuple(SWEEPS))]
+    if runs and {"-h", "--help"} & {*arguments}:  # with the fields of that very one
+        told = with_fields(TAKING_FIELDS[arguments[0]], find_all(runs[0])[0])
         tyro.cli(told, args=["--help"], prog=f"lofo {arguments[0]}")
     command, overrides = parse_with_fields(arguments)
     command.go(overrides)

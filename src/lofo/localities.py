@@ -13,9 +13,9 @@ import tyro
 from lofo import reports
 from lofo.experiments import Experiment, Pack, find
 from lofo.experiments.fitting import shelf_name
-from lofo.experiments.overrides import override
+from lofo.experiments.overrides import named, override
 from lofo.experiments.provenance import provenance
-from lofo.experiments.survey import NUM_POINTS, Survey, survey
+from lofo.experiments.survey import NUM_POINTS, Survey, check, survey
 from lofo.options import parse_runs
 from lofo.types import LofoError
 
@@ -52,12 +52,15 @@ class Fit:
     def go(self, overrides: Sequence[str] = ()) -> None:
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
+        if "--fraction" in named(overrides):
+            raise LofoError("a run of any length has the same locality: leave out --fraction")
         experiments = [
             override(replace(find(name), seeds=seeds or (0,)), overrides, "lofo fit ID")
             for name, seeds in parse_runs(self.ids, self.seeds)
         ]
-        for experiment in experiments:
-            _recorded(self._stem(experiment).with_suffix(".json"))  # refused before the long work
+        for experiment in experiments:  # refused before the long work
+            check(experiment, self.radii)
+            _recorded(self._stem(experiment).with_suffix(".json"))
         for experiment in experiments:
             say = partial(_say, experiment.id)
             self._tell(experiment, survey(experiment, self.out, say, self.radii))

@@ -32,6 +32,9 @@ def parse_runs(
     shared = () if common is None else parse_seeds(common)
     if shared and all(seeds for _, seeds in runs):
         raise LofoError("every name carries seeds of its own: leave out --seeds")
+    names = [name for name, _ in runs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise LofoError(f"{twice[0]} was named twice: give it all its seeds at once")
     return [(name, seeds or shared) for name, seeds in runs]
 
 

@@ -42,12 +42,8 @@ def survey(
     more_radii: tuple[float, ...] = (),
 ) -> dict[int, Survey]:
     """Fits the experiment's locality, or takes it from the shelf, and measures it, by seed."""
-    if bad := [radius for radius in more_radii if not radius > 0]:
-        raise LofoError(f"a radius must be above 0, got {bad[0]:g}")
-    buffer = experiment.buffer
-    if not (buffer.embedding_size and buffer.locality_steps):
-        raise LofoError(f"{experiment.id} learns no locality: try one with LoFo")
-    pack = Pack((experiment,))
+    check(experiment, more_radii)
+    buffer, pack = experiment.buffer, Pack((experiment,))
     (params,), (metrics,) = fit_localities(pack, announce, shelf)
     told = {}
     for k, seed in enumerate(experiment.seeds):
@@ -61,6 +57,14 @@ def survey(
         radii = [one | more for one, more in zip(radii, reached, strict=True)]
         told[seed] = Survey(distances, radii, maps)
     return told
+
+
+def check(experiment: Experiment, more_radii: tuple[float, ...] = ()) -> None:
+    """Refuses what `survey` could not measure."""
+    if bad := [radius for radius in more_radii if not radius > 0]:
+        raise LofoError(f"a radius must be above 0, got {bad[0]:g}")
+    if not (experiment.buffer.embedding_size and experiment.buffer.locality_steps):
+        raise LofoError(f"{experiment.id} learns no locality: try one with LoFo")
 
 
 @partial(jax.jit, static_argnums=(0, 1))

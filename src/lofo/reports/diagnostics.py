@@ -66,7 +66,7 @@ def plot_diagnostics(runs: Sequence[Run], look: dict[Key, Style]) -> Figure:
         for axes, panel in zip(cells, _panels(own), strict=False):
             for run in own:
                 draw_run(axes, run, panel.metric, look[run.key])
-            _name_silent(axes, panel, own)
+            _tell_missing(axes, panel, own)
             _finish(axes, panel, own[0], "not recorded" if is_evaluated(own) else NOT_YET)
         _draw_legend(cells[-1], own, look)
     return figure
@@ -78,11 +78,18 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
     return [p if p.metric in recorded else STAND_INS.get(p.metric, p) for p in PANELS]
 
 
-def _name_silent(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
-    """Whose line is missing beside those of others."""
-    silent = [run.name for run in runs if panel.metric not in {name for _, name in run.curves}]
-    if 0 < len(silent) < len(runs):
-        axes.set_xlabel(f"not recorded: {', '.join(silent)}", fontsize=8.5, color=GREY)
+def _tell_missing(axes: Axes, panel: Panel, runs: Sequence[Run]) -> None:
+    """Whose line is missing beside those of others, and whose is of some seeds alone."""
+    told: dict[str, list[str]] = {}
+    for run in runs:
+        curves = [curve for (_, metric), curve in run.curves.items() if metric == panel.metric]
+        seeds = {k for curve in curves for k in np.flatnonzero(~np.isnan(curve.values).all(1))}
+        if len(seeds) < len(run.seeds):
+            words = f"{len(seeds)} of {len(run.seeds)} seeds" if seeds else "not recorded"
+            told.setdefault(words, []).append(run.name)
+    if len(told.get("not recorded", ())) < len(runs):
+        lines = [f"{words}: {', '.join(names)}" for words, names in told.items()]
+        axes.set_xlabel("; ".join(lines), fontsize=8.5, color=GREY)
 
 
 def _finish(axes: Axes, panel: Panel, run: Run, excuse: str) -> None:

@@ -162,13 +162,15 @@ def _page(
 
 
 def _missing_maps(runs: Sequence[Run], seed: int | None) -> list[str]:
-    """Whose maps would be drawn if they had that seed: one line, or none."""
-    without = [run for run in runs if run.maps and seed is not None and seed not in run.seeds]
+    """Whose maps would be drawn if there were some of that seed: one line, or none."""
+    seeds = [{s for files in run.maps.values() for file in files for s in file.seeds} for run in runs]
+    pairs = zip(runs, seeds, strict=True)
+    without = [run for run, own in pairs if seed is not None and own and seed not in own]
     if not without:
         return []
     has_several = len({run.world for run in runs}) > 1
     names = [f"{run.world}: {run.name}" if has_several else run.name for run in without]
-    return [f"No maps, because there is no seed {seed}: {'; '.join(names)}."]
+    return [f"There are no maps of seed {seed}: {'; '.join(names)}."]
 
 
 def _headlines(summaries: Sequence[Summary]) -> list[str]:
