@@ -163,7 +163,9 @@ def _page(
 
 def _missing_maps(runs: Sequence[Run], seed: int | None) -> list[str]:
     """Whose maps would be drawn if there were some of that seed: one line, or none."""
-    seeds = [{s for files in run.maps.values() for file in files for s in file.seeds} for run in runs]
+    seeds = [
+        {s for files in run.maps.values() for file in files for s in file.seeds} for run in runs
+    ]
     pairs = zip(runs, seeds, strict=True)
     without = [run for run, own in pairs if seed is not None and own and seed not in own]
     if not without:
