@@ -1,12 +1,13 @@
 """What radii of a fitted locality keep and let go while scripted arms play through both phases.
 
     python benchmarks/radius_in_play.py randomized_reacher/dreamer/lofo --localities FOLDER \\
-        --radii 0.0075 0.01 0.015 [--limit 2] [--episodes 50 250 700]
+        --radii 0.0075 0.01 0.015 [--limit 2] [--episodes 50 250 700] [--roam]
 
 Episodes of random actions, then of arms on their way to T1 in phase 1 and in phase 2, each with the
 action noise of the agents and a resting place of its own, are seen through the run's locality, and
 their states go through the rule of local forgetting. No agent learns, so this takes minutes where a
-run takes hours, and compares radii rather than foretells a run.
+run takes hours, and compares radii rather than foretells a run. With `--roam` arms do not rest, but
+go about in T1, all over which an agent is paid alike: closer to what agents do.
 
 Printed for each radius, at the end of both phases: the states held; of the rewards that T2 has paid
 how many are still known; the states outside the T1-zone; and of the known rewards at T1 how many
@@ -22,10 +23,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scripted_arms import as_it_lies, follow
+from scripted_arms import as_it_lies, draw_places, follow
 
 from lofo.buffers.neighbours import Automatic, oldest_near
 from lofo.environments import Reacher
+from lofo.environments.arm import fingertip
 from lofo.experiments import find
 from lofo.experiments.fitting import fit_localities, shelf_name
 from lofo.experiments.pack import Pack
@@ -34,8 +36,8 @@ ASIDE = 0.25  # rad, at most: where an arm rests beside T1, at 0.15 m from the s
 CHUNK = 500  # pictures that are embedded at a time
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3, 4))
-def play(world: Reacher, key, num: int, phase: int, is_random: bool):
+@partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
+def play(world: Reacher, key, num: int, phase: int, is_random: bool, roams: bool = False):
     """Codes [num, steps, 5], and whether T1 and T2 paid [num, steps]."""
     task = world.train_task(phase)
 
@@ -45,10 +47,18 @@ def play(world: Reacher, key, num: int, phase: int, is_random: bool):
         state, _ = world.reset(task, key_start)
         pilot = as_it_lies(state, key_pilot)
         keys = jax.random.split(key_steps, world.spec.time_limit)
-        played = follow(world, task, state, pilot, keys, is_random, aside)
+        places = draw_places(key_aside, len(keys)) if roams else None
+        played = follow(world, task, state, pilot, keys, is_random, aside, places)
         return played.code, played.at_t1 > 0, played.at_t2 > 0
 
     return jax.vmap(episode)(jax.random.split(key, num))
+
+
+def spread(fingers: np.ndarray) -> float:
+    """Over how many cells of the chart, 12.5 mm wide, they are: the exponential of the entropy."""
+    counts, *_ = np.histogram2d(*fingers.T, bins=40, range=[[-0.25, 0.25]] * 2)
+    shares = counts[counts > 0] / len(fingers)
+    return float(np.exp(-np.sum(shares * np.log(shares))))
 
 
 def forget(points: np.ndarray, radius: float, limit: int, num_first: int) -> list[np.ndarray]:
@@ -85,7 +95,7 @@ def main(run: str, localities: Path, radii: list[float], **options) -> None:
         (True, False, False),
         strict=True,
     )
-    parts = [play(world, *own) for own in plays]
+    parts = [play(world, *own, options["roam"]) for own in plays]
     codes, at_t1, at_t2 = (
         np.concatenate([x.reshape(-1, *x.shape[2:]) for x in own])
         for own in zip(*parts, strict=True)
@@ -95,10 +105,11 @@ def main(run: str, localities: Path, radii: list[float], **options) -> None:
     points = np.concatenate([embed(codes[i : i + CHUNK]) for i in range(0, len(codes), CHUNK)])
     in_zone = np.asarray(jax.vmap(lambda code: world.in_t1_zone(world.arm(code)))(codes))
     num_first = sum(episodes[:2]) * world.spec.time_limit
+    fingers = np.asarray(jax.vmap(lambda code: fingertip(world.arm(code).angles))(codes))
     print(
         f"{run}, seed {seed}, limit {limit}: {episodes[0]} random episodes, {episodes[1]} to T1 in "
         f"phase 1, {episodes[2]} in phase 2; {len(points)} pictures in "
-        f"{time.perf_counter() - began:.0f} s",
+        f"{time.perf_counter() - began:.0f} s; the fingers of phase 2 spread over {spread(fingers[num_first:]):.0f} cells",
         flush=True,
     )
     for radius in radii:
@@ -122,5 +133,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--episodes", type=int, nargs=3, default=(50, 250, 700), help="random, phase 1, phase 2"
     )
+    parser.add_argument("--roam", action="store_true", help="arms go about in T1, and do not rest")
     parser.add_argument("--seed", type=int, default=0)
     main(**vars(parser.parse_args()))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lofo.environments import Reacher
+from lofo.environments.arm import fingertip
 from lofo.environments.minigrid_pixels import draw_frames
 from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER
 
@@ -118,3 +119,32 @@ def test_scripted_arms_rest_at_t1_or_beside_it_or_play_at_random():
     assert (beside.at_t1[:, -50:] > 0).mean() < 0.1
     anyhow, _ = play(0.0, True)
     assert (anyhow.at_t1 > 0).mean() < 0.2
+
+
+def test_roaming_arms_go_all_over_t1():
+    script, world = import_module("radius_in_play"), Reacher()
+    spreads = []
+    for roams in (False, True):
+        codes, at_t1, _ = script.play(world, KEY, 8, 1, False, roams)
+        assert codes.shape == (8, 500, 5) and at_t1[:, 100:].mean() > 0.9
+        angles = world.arm(codes[:, 100:]).angles.reshape(-1, 2)
+        spreads.append(script.spread(np.asarray(jax.vmap(fingertip)(angles))))
+    assert spreads[1] > 50 > 3 * spreads[0]
+    assert script.spread(np.repeat([[0.1, 0.1], [0.1, -0.1]], 5, axis=0)) == pytest.approx(2)
+
+
+def test_a_roaming_arm_stays_for_a_while():
+    script = import_module("scripted_arms")
+    places = script.draw_places(KEY, 4000)
+    assert np.linalg.norm(places, axis=1).max() <= script.ROOM
+    moves = np.any(np.diff(places, axis=0), axis=1).sum()
+    assert moves == pytest.approx(4000 / script.STAY, rel=0.2)
+
+
+@pytest.mark.parametrize("script", ["foresee", "known_rewards"])
+def test_pilots_of_scripts_reach_t1(script):
+    world = (Reacher(),) if script == "known_rewards" else ()
+    phase = (1,) if world else ()
+    play = import_module(script).play
+    steered, anyhow = (play(*world, KEY, 8, *phase, is_random)[2] for is_random in (False, True))
+    assert (steered[:, -20:] > 0).mean() > 0.8 > 0.3 > (anyhow[:, -20:] > 0).mean()
