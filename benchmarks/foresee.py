@@ -1,12 +1,16 @@
 """How well the small world models of DreamerV2 and PlaNet foresee rewards, on scripted arms of ReacherLoCA.
 
-    python benchmarks/foresee.py dreamer planet planet:1 [--updates 2000] [--episodes 500]
+    python benchmarks/foresee.py dreamer planet planet:1 [--updates 2000] [--episodes 500] [--wander]
 
 No agent acts here. Models learn from as many beginnings of random episodes as of episodes in which a noisy pilot
 goes to T1, 100 steps each; then, on others, they see ten steps, follow the true actions for 13 more without
 a picture, and foresee their rewards. Printed every 500 updates: the correlation with the true rewards of the last
-step that was seen, and of imagined steps 1, 3, 6, 10 and 13. `planet:1` is PlaNet with so many free nats;
+step that was seen, and of imagined steps 1, 3, 6, 10 and 13; and how far the imagined states of steps 1, 3, 6, 10 and
+13 are moved by the opposite actions, and by other lots (mean squares). `planet:1` is PlaNet with so many free nats;
 `planet+` has the recurrence and the reward head of paper size.
+
+Whom a pilot holds at T1 is paid whatever a model makes of actions. With `--wander` all episodes are of random actions
+that go on in their direction for some steps, so that arms swing about and rewards hang on actions alone.
 """
 
 import argparse
@@ -31,6 +35,39 @@ LENGTH, WINDOW, BATCH = 100, 30, 12
 NUM_SEEN, NUM_IMAGINED, NUM_JUDGED = 10, 13, 256
 TOLD = np.array([1, 3, 6, 10, 13])  # imagined steps
 ROUND = 500  # updates between two lines
+KEPT, SPREAD = (
+    0.85,
+    0.9,
+)  # of wandering actions: what a step keeps of the one before, and their size
+
+
+def draw_wandering(key, num: int) -> jax.Array:
+    """Actions [num, 2], each like the one before it."""
+    first, *lots = SPREAD * jax.random.normal(key, (num, 2))
+    share = (1 - KEPT**2) ** 0.5
+    step = lambda a, lot: (KEPT * a + share * lot,) * 2  # noqa: E731
+    actions = jax.lax.scan(step, first, jnp.stack(lots))[1]
+    return jnp.clip(jnp.concatenate([first[None], actions]), -1, 1)
+
+
+@partial(jax.jit, static_argnums=1)
+def wander(key, num: int):
+    """Codes, actions and rewards [num, LENGTH, ...] of phase 1, as `play` gives them."""
+    task = WORLD.train_task(1)
+
+    def step(state, given):
+        action, key = given
+        code = WORLD.encode(state.physical)
+        state, answer = WORLD.proceed(task, state, action, key)
+        return state, (code, action, answer.reward)
+
+    def episode(key):
+        key_start, key_act, key_steps = jax.random.split(key, 3)
+        state, _ = WORLD.reset(task, key_start)
+        given = draw_wandering(key_act, LENGTH), jax.random.split(key_steps, LENGTH)
+        return jax.lax.scan(step, state, given)[1]
+
+    return jax.vmap(episode)(jax.random.split(key, num))
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -49,7 +86,9 @@ def play(key, num: int, is_random: bool):
     return jax.vmap(episode)(jax.random.split(key, num))
 
 
-def collect(key, num: int):
+def collect(key, num: int, wanders: bool):
+    if wanders:
+        return wander(key, 2 * num)
     keys = jax.random.split(key)
     parts = [play(key, num, is_random) for key, is_random in zip(keys, (True, False), strict=True)]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
@@ -67,7 +106,10 @@ def draw(episodes, key, num: int) -> Step:
 
 
 def foresee(model: WorldModel, params, items: Step, key):
-    """Correlations with the truth: of the last reward seen, and of those imagined, in turn."""
+    """Correlations with the truth: of the last reward seen, and of those imagined, in turn.
+
+    Then how far imagined states are moved by the opposite actions, and by other lots.
+    """
     key_see, key_observe, key_imagine = jax.random.split(key, 3)
     seen = jax.tree.map(lambda x: x[:, :NUM_SEEN], items)
     pictures = model.see(seen.observation, key_see)
@@ -80,11 +122,21 @@ def foresee(model: WorldModel, params, items: Step, key):
     )
     last = jax.tree.map(lambda x: x[:, -1], states)
     taken = slice(NUM_SEEN - 1, NUM_SEEN - 1 + NUM_IMAGINED)
-    then = model.imagine_window(params, last, items.action[:, taken].swapaxes(0, 1), key_imagine)
+    actions = items.action[:, taken].swapaxes(0, 1)
+    imagine = partial(model.imagine_window, params, last)
+    then, opposed, redrawn = map(
+        imagine,
+        (actions, -actions, actions),
+        (key_imagine, key_imagine, jax.random.fold_in(key, 1)),
+    )
     told = [model.reward(params, model.features(state)) for state in (last, then)]
     true = items.reward[:, NUM_SEEN - 2], items.reward[:, taken].T
     correlate = jax.vmap(lambda x, y: jnp.corrcoef(x, y)[0, 1])
-    return correlate(told[0][None], true[0][None])[0], correlate(told[1], true[1])
+    moved = [
+        jnp.mean((model.features(other) - model.features(then)) ** 2, axis=(1, 2))
+        for other in (opposed, redrawn)
+    ]
+    return correlate(told[0][None], true[0][None])[0], correlate(told[1], true[1]), *moved
 
 
 def choose(name: str) -> tuple[WorldModel, tuple[float, ...]]:
@@ -119,11 +171,13 @@ def study(name: str, num_updates: int, episodes, others) -> None:
     carry, began = (params, remember(params)), time.perf_counter()
     for number in range(num_updates // ROUND):
         carry, metrics = rounds(carry, jax.random.key(number))
-        seen, imagined = (np.asarray(x) for x in judge(carry[0], items, jax.random.key(4)))
+        judged = judge(carry[0], items, jax.random.key(4))
+        seen, *imagined = map(np.asarray, judged)
+        rewards, by_actions, by_lots = (np.round(x[TOLD - 1], 3) for x in imagined)
         image, reward, kl = (float(metrics[m].mean()) for m in ("image_loss", "reward_loss", "kl"))
         print(
             f"{name:10} {ROUND * (number + 1):6} updates: pictures {image:5.2f}, rewards {reward:.3f}, "
-            f"KL {kl:.2f}; seen {seen:.2f}, imagined {np.round(imagined[TOLD - 1], 2)} "
+            f"KL {kl:.2f}; seen {seen:.2f}, imagined {rewards}, moved by actions {by_actions}, by lots {by_lots} "
             f"({time.perf_counter() - began:.0f} s)",
             flush=True,
         )
@@ -139,8 +193,10 @@ def main() -> None:
     )
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--episodes", type=int, default=500, help="of either kind")
+    parser.add_argument("--wander", action="store_true", help="arms that swing about, no pilots")
     given = parser.parse_args()
-    episodes, others = collect(jax.random.key(1), given.episodes), collect(jax.random.key(2), 50)
+    episodes = collect(jax.random.key(1), given.episodes, given.wander)
+    others = collect(jax.random.key(2), 50, given.wander)
     for name in given.models:
         study(name, given.updates, episodes, others)
 

@@ -148,3 +148,16 @@ def test_pilots_of_scripts_reach_t1(script):
     play = import_module(script).play
     steered, anyhow = (play(*world, KEY, 8, *phase, is_random)[2] for is_random in (False, True))
     assert (steered[:, -20:] > 0).mean() > 0.8 > 0.3 > (anyhow[:, -20:] > 0).mean()
+
+
+def test_wandering_actions_go_on_in_their_direction():
+    script = import_module("foresee")
+    actions = np.asarray(
+        jax.vmap(lambda key: script.draw_wandering(key, 100))(jax.random.split(KEY, 64))
+    )
+    assert actions.shape == (64, 100, 2) and np.abs(actions).max() == 1
+    kept = np.corrcoef(actions[:, :-1].ravel(), actions[:, 1:].ravel())[0, 1]
+    assert 0.75 < kept < script.KEPT  # less than was drawn, for they are clipped
+    assert actions[:, 0].std() == pytest.approx(actions[:, -1].std(), rel=0.1)
+    _, own, rewards = script.wander(KEY, 8)
+    assert own.shape == (8, 100, 2) and set(np.unique(rewards)) <= {0, 2, 4, 8}
