@@ -6,8 +6,9 @@ No agent acts here. Models learn from as many beginnings of random episodes as o
 goes to T1, 100 steps each; then, on others, they see ten steps, follow the true actions for 13 more without
 a picture, and foresee their rewards. Printed every 500 updates: the correlation with the true rewards of the last
 step that was seen, and of imagined steps 1, 3, 6, 10 and 13; and how far the imagined states of steps 1, 3, 6, 10 and
-13 are moved by the opposite actions, and by other lots (mean squares). `planet:1` is PlaNet with so many free nats;
-`planet+` has the recurrence and the reward head of paper size.
+13 are moved by the opposite actions, and by other lots (mean squares). `planet:1` is PlaNet with so many free nats,
+`planet:balanced` with DreamerV2's KL, `planet:unbalanced` with that less its balance, and `planet:1,norm` has layer
+norm in its recurrence; `planet+` has the recurrence and the reward head of paper size.
 
 Whom a pilot holds at T1 is paid whatever a model makes of actions. With `--wander` all episodes are of random actions
 that go on in their direction for some steps, so that arms swing about and rewards hang on actions alone.
@@ -25,7 +26,7 @@ from scripted_arms import as_it_lies, follow
 
 from lofo.agents import Dreamer, PlaNet, WorldModel
 from lofo.agents.descent import descend, remember
-from lofo.agents.losses import HingedKL
+from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.planet import PLANET_MODEL
 from lofo.environments import Reacher
 from lofo.types import Step
@@ -35,19 +36,19 @@ LENGTH, WINDOW, BATCH = 100, 30, 12
 NUM_SEEN, NUM_IMAGINED, NUM_JUDGED = 10, 13, 256
 TOLD = np.array([1, 3, 6, 10, 13])  # imagined steps
 ROUND = 500  # updates between two lines
-KEPT, SPREAD = (
-    0.85,
-    0.9,
-)  # of wandering actions: what a step keeps of the one before, and their size
+# Of wandering actions: what one keeps of the one before it, and their size.
+KEPT, SPREAD = 0.85, 0.9
+# DreamerV2's KL, and without its balance.
+DIVERGENCES = {"balanced": BalancedKL(), "unbalanced": BalancedKL(balance=0.5)}
 
 
 def draw_wandering(key, num: int) -> jax.Array:
     """Actions [num, 2], each like the one before it."""
-    first, *lots = SPREAD * jax.random.normal(key, (num, 2))
+    lots = SPREAD * jax.random.normal(key, (num, 2))
     share = (1 - KEPT**2) ** 0.5
     step = lambda a, lot: (KEPT * a + share * lot,) * 2  # noqa: E731
-    actions = jax.lax.scan(step, first, jnp.stack(lots))[1]
-    return jnp.clip(jnp.concatenate([first[None], actions]), -1, 1)
+    later = jax.lax.scan(step, lots[0], lots[1:])[1]
+    return jnp.clip(jnp.concatenate([lots[:1], later]), -1, 1)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -141,17 +142,27 @@ def foresee(model: WorldModel, params, items: Step, key):
 
 def choose(name: str) -> tuple[WorldModel, tuple[float, ...]]:
     """A model, and its learning rate, Adam's epsilon and clip."""
-    agent, _, free = name.partition(":")
+    agent, _, changes = name.partition(":")
     if name == "dreamer":
         return Dreamer.small().model, (1e-3, 1e-5, 100.0)
     if agent not in ("planet", "planet+"):
-        raise SystemExit(f"no model is called {name}: dreamer, planet or planet+, planet:NATS")
+        raise SystemExit(f"no model is called {name}: dreamer, planet or planet+, planet:CHANGES")
     model = PlaNet.small().model
     if agent == "planet+":
         own = {"rssm": PLANET_MODEL.rssm, "reward_head": PLANET_MODEL.reward_head}
         model = replace(model, **own)
-    divergence = HingedKL(float(free)) if free else model.divergence
-    return replace(model, divergence=divergence), (1e-3, 1e-4, 1000.0)
+    for change in filter(None, changes.split(",")):
+        if change == "norm":
+            model = replace(model, rssm=replace(model.rssm, layer_norm=True))
+        elif change in DIVERGENCES or change.replace(".", "", 1).isdigit():
+            divergence = DIVERGENCES.get(change) or HingedKL(float(change))
+            model = replace(model, divergence=divergence)
+        else:
+            words = ", ".join(DIVERGENCES)
+            raise SystemExit(
+                f"{name}: a change is a number of free nats, norm, {words}; got {change}"
+            )
+    return model, (1e-3, 1e-4, 1000.0)
 
 
 def study(name: str, num_updates: int, episodes, others) -> None:
@@ -189,7 +200,7 @@ def main() -> None:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="dreamer, planet, planet+, planet:NATS, planet+:NATS",
+        help="dreamer, planet or planet+, the latter two with changes: planet:1, planet+:norm,balanced",
     )
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--episodes", type=int, default=500, help="of either kind")

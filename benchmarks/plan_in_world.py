@@ -1,6 +1,6 @@
 """PlaNet's planner with the true world in place of a learned model: what could its agent reach at best?
 
-    python benchmarks/plan_in_world.py [--phase 1] [--episodes 32] [--horizon 12] [--action-repeat 2] [--believed 2.1 1.9]
+    python benchmarks/plan_in_world.py [--phase 1] [--episodes 32] [--horizon 12] [--action-repeat 2] [--believed 2.1 1.9] [--small]
 
 The cross-entropy method plans every action anew, with the true arm and rewards that fade over `--softness`
 metres around a goal, as a learned reward does; 0 pays at the goals alone. `--believed` are the rewards
@@ -11,11 +11,13 @@ played and the last ten of them carried on to the end.
 
 import argparse
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lofo.agents import PlaNet
 from lofo.agents.cem import CEM
 from lofo.environments import Reacher
 from lofo.environments.arm import fingertip
@@ -64,15 +66,19 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=12)
     parser.add_argument("--action-repeat", type=int, default=2)
     parser.add_argument("--softness", type=float, default=0.01)
+    parser.add_argument("--small", action="store_true", help="the planner of PlaNet.small")
     parser.add_argument("--believed", type=float, nargs=2, metavar=("T1", "T2"))
     given = parser.parse_args()
     world = Reacher(action_repeat=given.action_repeat)
     task, planner = world.evaluation_task(given.phase), CEM(horizon=given.horizon)
     believed, words = task, ""
+    if given.small:
+        planner = replace(PlaNet.small().planner, horizon=given.horizon)
+        words = ", small planner"
     if given.believed:
         first, second = given.believed
         believed = task._replace(reward_t1=jnp.float32(first), reward_t2=jnp.float32(second))
-        words = f", believed {first:g} and {second:g}"
+        words += f", believed {first:g} and {second:g}"
     began = time.perf_counter()
     keys = jax.random.split(jax.random.PRNGKey(0), given.episodes)
     rewards = np.asarray(
