@@ -272,6 +272,17 @@ def test_the_small_preset_keeps_world_and_rule() -> None:
         PRESETS["small"](REGISTRY["reacher/planet/lofo"])
 
 
+@pytest.mark.parametrize("name", ["lofo", "fifo-all", "fifo-small"])
+def test_a_balanced_planet_differs_from_the_faithful_one_in_its_kl_alone(name: str) -> None:
+    faithful = REGISTRY[f"reacher/planet/{name}"]
+    cured = REGISTRY[f"reacher/planet/{name}-balanced_kl"]
+    assert cured.agent.model.divergence == REGISTRY["reacher/dreamer/lofo"].agent.model.divergence
+    model = replace(cured.agent.model, divergence=faithful.agent.model.divergence)
+    back = {"agent": replace(cured.agent, model=model)}
+    back |= {"buffer": replace(cured.buffer, name=faithful.buffer.name)}
+    assert replace(cured, id=faithful.id, figure=faithful.figure, **back) == faithful
+
+
 def test_a_fraction_scales_windows_capacities_too() -> None:
     fifth = shorten(REGISTRY["reacher/dreamer/fifo-all"], 0.2)
     assert fifth.buffer.capacity == 500_000 and [p.steps for p in fifth.phases] == [
