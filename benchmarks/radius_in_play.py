@@ -1,13 +1,14 @@
 """What radii of a fitted locality keep and let go while scripted arms play through both phases.
 
     python benchmarks/radius_in_play.py randomized_reacher/dreamer/lofo --localities FOLDER \\
-        --radii 0.0075 0.01 0.015 [--limit 2] [--episodes 50 250 700] [--roam]
+        --radii 0.01 0.015 0.02 [--limit 2] [--episodes 50 250 700] [--roam]
 
 Episodes of random actions, then of arms on their way to T1 in phase 1 and in phase 2, each with the
 action noise of the agents and a resting place of its own, are seen through the run's locality, and
 their states go through the rule of local forgetting. No agent learns, so this takes minutes where a
 run takes hours, and compares radii rather than foretells a run. With `--roam` arms do not rest, but
-go about in T1, all over which an agent is paid alike: closer to what agents do.
+go about in T1, all over which an agent is paid alike: closer to what agents do. Any field of the run
+can be overridden, such as `--buffer.locality.num-epochs 5`.
 
 Printed for each radius, at the end of both phases: the states held; of the rewards that T2 has paid
 how many are still known; the states outside the T1-zone; and of the known rewards at T1 how many
@@ -30,6 +31,7 @@ from lofo.environments import Reacher
 from lofo.environments.arm import fingertip
 from lofo.experiments import find
 from lofo.experiments.fitting import fit_localities, shelf_name
+from lofo.experiments.overrides import override
 from lofo.experiments.pack import Pack
 
 ASIDE = 0.25  # rad, at most: where an arm rests beside T1, at 0.15 m from the shoulder
@@ -78,9 +80,9 @@ def forget(points: np.ndarray, radius: float, limit: int, num_first: int) -> lis
     return held
 
 
-def main(run: str, localities: Path, radii: list[float], **options) -> None:
+def main(run: str, localities: Path, radii: list[float], overrides: list[str], **options) -> None:
     seed, episodes = options["seed"], options["episodes"]
-    experiment = replace(find(run), seeds=(seed,))
+    experiment = override(replace(find(run), seeds=(seed,)), overrides)
     world, buffer = experiment.environment, experiment.buffer
     limit = options["limit"] or buffer.rule.limit
     pack = Pack((experiment,))
@@ -135,4 +137,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--roam", action="store_true", help="arms go about in T1, and do not rest")
     parser.add_argument("--seed", type=int, default=0)
-    main(**vars(parser.parse_args()))
+    given, overrides = parser.parse_known_args()
+    main(**vars(given), overrides=overrides)

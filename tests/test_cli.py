@@ -424,6 +424,8 @@ def test_help_of_a_run_lists_its_fields_beside_the_options(
     assert {"--buffer.rule.radius", "--buffer.locality.num-epochs", "--phases.1.steps"} < {*listed}
     for option in dataclasses.fields(cli.TAKING_FIELDS[command])[1:]:  # the first are the names
         assert listed.count(f"--{option.name.replace('_', '-')}") == 1
+    for name in getattr(cli.TAKING_FIELDS[command], "refused", ()):
+        assert f"--{name}" not in listed
     assert "like 0-9 or 0,2,5" in answer.out  # seeds as the command reads them
 
 

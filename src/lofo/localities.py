@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -49,11 +49,14 @@ class Fit:
     radii: tuple[float, ...] = ()
     """Measure these too, beside the run's own and shares of one action."""
 
+    refused: ClassVar = {"fraction": "a run of any length has the same locality"}
+
     def go(self, overrides: Sequence[str] = ()) -> None:
         if not self.ids:
             raise LofoError("name at least one run; `lofo list` shows them")
-        if "--fraction" in named(overrides):
-            raise LofoError("a run of any length has the same locality: leave out --fraction")
+        for name, why in self.refused.items():
+            if f"--{name}" in named(overrides):
+                raise LofoError(f"{why}: leave out --{name}")
         experiments = [
             override(replace(find(name), seeds=seeds or (0,)), overrides, "lofo fit ID")
             for name, seeds in parse_runs(self.ids, self.seeds)

@@ -32,9 +32,10 @@ def override(value: T, arguments: Sequence[str], prog: str = "lofo run ID") -> T
 def with_fields(command: type, value: Any) -> type:
     """The command with the dataclass's fields for further options, as its help shows them.
 
-    A field with the name of an option is left out: the command takes that word for itself.
+    A field with the name of an option is left out, for the command takes that word for itself, and
+    so is one that the command refuses (`refused`).
     """
-    own = {field.name for field in dataclasses.fields(command)}
+    own = {field.name for field in dataclasses.fields(command)} | {*getattr(command, "refused", ())}
     more = [field for field in _fields(value) if field[0] not in own]
     body = {"__doc__": command.__doc__}
     return dataclasses.make_dataclass(
