@@ -7,8 +7,8 @@ Episodes of random actions, then of arms on their way to T1 in phase 1 and in ph
 action noise of the agents and a resting place of its own, are seen through the run's locality, and
 their states go through the rule of local forgetting. No agent learns, so this takes minutes where a
 run takes hours, and compares radii rather than foretells a run. With `--roam` arms do not rest, but
-go about in T1, all over which an agent is paid alike: closer to what agents do. Any field of the run
-can be overridden, such as `--buffer.locality.num-epochs 5`.
+go about in T1, all over which an agent is paid alike: closer to what agents do. Fields
+of the run's world and locality can be overridden, such as `--buffer.locality.num-epochs 5`.
 
 Printed for each radius, at the end of both phases: the states held; of the rewards that T2 has paid
 how many are still known; the states outside the T1-zone; and of the known rewards at T1 how many
@@ -127,7 +127,11 @@ def main(run: str, localities: Path, radii: list[float], overrides: list[str], *
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="fields of the run's world and locality, too: --buffer.locality.num-epochs 5",
+        allow_abbrev=False,
+    )
     parser.add_argument("run", help="a LoFo run of a Reacher world, from `lofo list`")
     parser.add_argument("--localities", type=Path, required=True, help="where `lofo fit` kept it")
     parser.add_argument("--radii", type=float, nargs="+", required=True)

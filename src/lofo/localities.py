@@ -49,7 +49,8 @@ class Fit:
     radii: tuple[float, ...] = ()
     """Measure these too, beside the run's own and shares of one action."""
 
-    refused: ClassVar = {"fraction": "a run of any length has the same locality"}
+    # fields of the run that mean nothing to a fit, and why
+    refused: ClassVar[dict[str, str]] = {"fraction": "a run of any length has the same locality"}
 
     def go(self, overrides: Sequence[str] = ()) -> None:
         if not self.ids:

@@ -35,7 +35,9 @@ def with_fields(command: type, value: Any) -> type:
     A field with the name of an option is left out, for the command takes that word for itself, and
     so is one that the command refuses (`refused`).
     """
-    own = {field.name for field in dataclasses.fields(command)} | {*getattr(command, "refused", ())}
+    own = {field.name for field in dataclasses.fields(command)}.union(
+        getattr(command, "refused", ())
+    )
     more = [field for field in _fields(value) if field[0] not in own]
     body = {"__doc__": command.__doc__}
     return dataclasses.make_dataclass(
