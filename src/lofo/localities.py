@@ -67,6 +67,10 @@ class Fit:
             _recorded(self._stem(experiment).with_suffix(".json"))
         for experiment in experiments:
             say = partial(_say, experiment.id)
+            for seed in experiment.seeds:
+                file = self.out / shelf_name(Pack((experiment,)), experiment.buffer, seed)
+                if file.exists():
+                    say(f"measuring {file}, which was fitted before")
             self._tell(experiment, survey(experiment, self.out, say, self.radii))
         print(fill(READING, 100))
 
@@ -92,11 +96,17 @@ def _say(name: str, message: str) -> None:
 
 
 def _record(path: Path, experiment: Experiment, told: dict[int, Survey]) -> None:
-    """Writes what was measured; seeds measured before stay, each beside the file it speaks of."""
+    """Writes what was measured; what was before stays: other seeds, and radii of the same fit."""
     seeds = _recorded(path)
     for seed, found in told.items():
         file = shelf_name(Pack((experiment,)), experiment.buffer, seed)
-        measured = {"distances": found.distances, "radii": found.radii}
+        before = seeds.get(seed, {})
+        radii = before.get("radii", []) if before.get("locality") == file else []
+        by_radius = {one["radius"]: one for one in [*radii, *found.radii]}
+        measured = {
+            "distances": found.distances,
+            "radii": [by_radius[radius] for radius in sorted(by_radius)],
+        }
         seeds[seed] = {"locality": file, **measured, **provenance()}
     record = {"run": experiment.id, "seeds": {str(s): seeds[s] for s in sorted(seeds)}}
     part = path.with_suffix(".part")

@@ -16,7 +16,8 @@ NOTE_WIDTH = 100  # of the lines below a table on a terminal
 READING = (
     "return: mean ± standard error over seeds; kept: what the phase-1-optimal policy would score; "
     "T1, T2: the reward the model predicts there, the true one in brackets; stale: stored T1 "
-    "rewards the task no longer pays; error: of the model, outside the T1-zone."
+    "rewards the task no longer pays; error: of the model, outside the T1-zone. What is stored is "
+    "counted at the end, all else is a mean over those evaluations."
 )
 READING_SPEED = (
     f"to {100 * REACHED:.0f} %: steps of the phase until the mean over seeds first reaches "
@@ -25,8 +26,9 @@ READING_SPEED = (
     "over the steps; lowest: the lowest mean return of the phase; in brackets behind both, their "
     "shares of the optimum; relapse: the largest fall of the mean below its own "
     "best so far, in shares of the optimum (the noise of evaluations counts too); error: of the "
-    "predicted reward, from states inside and outside the T1-zone, at the end of the phase; stale "
-    "at T1: of the stored samples that end at T1, the part whose reward the task no longer pays."
+    "predicted reward, from states inside and outside the T1-zone; stale at T1: of the stored "
+    "samples that end at T1, the part whose reward the task no longer pays; both are means over "
+    "the last evaluations, as above."
 )
 
 
