@@ -96,17 +96,11 @@ def _say(name: str, message: str) -> None:
 
 
 def _record(path: Path, experiment: Experiment, told: dict[int, Survey]) -> None:
-    """Writes what was measured; what was before stays: other seeds, and radii of the same fit."""
+    """Writes what was measured; seeds measured before stay, each beside the file it speaks of."""
     seeds = _recorded(path)
     for seed, found in told.items():
         file = shelf_name(Pack((experiment,)), experiment.buffer, seed)
-        before = seeds.get(seed, {})
-        radii = before.get("radii", []) if before.get("locality") == file else []
-        by_radius = {one["radius"]: one for one in [*radii, *found.radii]}
-        measured = {
-            "distances": found.distances,
-            "radii": [by_radius[radius] for radius in sorted(by_radius)],
-        }
+        measured = {"distances": found.distances, "radii": found.radii}
         seeds[seed] = {"locality": file, **measured, **provenance()}
     record = {"run": experiment.id, "seeds": {str(s): seeds[s] for s in sorted(seeds)}}
     part = path.with_suffix(".part")
