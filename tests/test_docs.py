@@ -13,6 +13,7 @@ import pytest
 import lofo
 from lofo.cli import parse_with_fields
 from lofo.experiments import Pack, find, loop
+from lofo.experiments.fitting import shelf_name
 from lofo.reports.runs import load
 
 ROOT = Path(__file__).parents[1]
@@ -128,6 +129,10 @@ def test_every_run_that_a_page_prints_is_accepted():
         pack = Pack(command.prepare(overrides))
         if pack.lead.environment != find(pack.lead.id).environment:
             loop.check(pack)  # the others are traced by tests of their own
+        if command.localities and command.localities.is_relative_to("results"):
+            for e in (e for e in pack.experiments if e.buffer.embedding_size):  # fitted, and kept
+                files = [shelf_name(Pack((e,)), e.buffer, seed) for seed in e.seeds]
+                assert all((ROOT / command.localities / file).exists() for file in files), words
 
 
 def test_every_record_that_the_index_lists_can_be_reported():

@@ -17,7 +17,7 @@ READING = (
     "return: mean ± standard error over seeds; kept: what the phase-1-optimal policy would score; "
     "T1, T2: the reward the model predicts there, the true one in brackets; stale: stored T1 "
     "rewards the task no longer pays; error: of the model, outside the T1-zone. What is stored is "
-    "counted at the end, all else is a mean over those evaluations."
+    "counted at the end; T1, T2, stale and error are means over those evaluations, as returns are."
 )
 READING_SPEED = (
     f"to {100 * REACHED:.0f} %: steps of the phase until the mean over seeds first reaches "
