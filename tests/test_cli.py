@@ -429,6 +429,13 @@ def test_help_of_a_run_lists_its_fields_beside_the_options(
     assert "like 0-9 or 0,2,5" in answer.out  # seeds as the command reads them
 
 
+@pytest.mark.parametrize("command", cli.TAKING_FIELDS)
+def test_help_of_a_run_that_is_not_there_says_so(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert "no run is called 'demo/lof'" in complaint(capsys, command, "demo/lof", "--help")
+
+
 def test_no_words_at_all_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Answer(capsys)
     assert answer.code == 0 and all(name in answer.out for name in cli.COMMANDS)

@@ -57,9 +57,11 @@ def test_the_page_on_extending_shows_every_part():
         assert part in text
 
 
-def test_concepts_explain_every_metric_of_a_run(finished):
+@pytest.mark.parametrize("recorded", ["", "reacher/planet_half", "randomized_reacher/fifth/lofo"])
+def test_concepts_explain_every_metric_of_a_run(finished, recorded):
     told = set(QUOTED.findall((ROOT / "docs" / "concepts.md").read_text()))
-    rows = (finished.folder / "rows.jsonl").read_text()
+    folder = ROOT / "results" / recorded if recorded else finished.folder
+    rows = (folder / "rows.jsonl").read_text()
     written = set(re.findall(r'"metric": "([^"]+)"', rows))
     quantiles = {m for m in written if re.fullmatch(r"locality/(step|pair)_q\d+", m)}
     assert len(written) > 20 and not written - quantiles - told

@@ -915,6 +915,25 @@ def test_maps_of_one_seed_or_of_their_mean(tmp_path: Path) -> None:
         draw_maps(folders, tmp_path, seed=33)
     titles = {name: f.get_suptitle() for name, f in plot_maps(load(folders), seed=8).items()}
     assert all(title.endswith("seed 8") for title in titles.values()) and len(titles) == 2
+    titles = {name: f.get_suptitle() for name, f in plot_maps([run]).items()}
+    assert all(title.split()[-3:] == ["mean", "over", "seeds"] for title in titles.values())
+
+
+@pytest.mark.parametrize(("others", "whose"), [(7, "seed 7"), (8, "one seed each")])
+def test_maps_of_runs_of_one_seed_are_no_means(tmp_path: Path, others: int, whose: str) -> None:
+    folder = full_folder(tmp_path / "run")
+    headers, rows = read(folder)
+    seeds = {"a/lofo": 7, "a/fifo": others, "a/reservoir": others}
+    alone = [e | {"seeds": [seeds[e["id"]]]} for e in headers[0]["experiments"]]
+    kept = [row for row in rows if row.seed in (-1, seeds[row.run])]
+    write(folder, headers[0] | {"experiments": alone}, kept)
+    for path in folder.glob("*.npz"):
+        arrays = read_arrays(folder, path.name)
+        one = {name: arrays[name][:1] for name in ("coverage", "predicted_reward", "true_reward")}
+        write_arrays(folder, path.stem, arrays | one)
+    for figure in plot_maps(load([folder])).values():
+        assert figure.get_suptitle().replace("\n", " ").endswith(whose)
+        assert not any("every seed" in t.get_text() for axes in figure.axes for t in axes.texts)
 
 
 def test_whose_maps_are_missing_stands_below_those_of_a_seed(tmp_path: Path) -> None:

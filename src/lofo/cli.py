@@ -259,8 +259,9 @@ def _dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] not in TAKING_FIELDS:
         parse(COMMANDS, args=arguments or ["--help"], prog="lofo").go()
         return
-    names = (word.partition(":")[0] for word in arguments)
+    names = [word.partition(":")[0] for word in arguments[1:]]
     runs = [name for name in names if name in REGISTRY or name.startswith(tuple(SWEEPS))]
+    runs += [name for name in names[:1] if name and not name.startswith("-")]  # perhaps misspelt
     if runs and {"-h", "--help"} & {*arguments}:  # with the fields of that very one
         told = with_fields(TAKING_FIELDS[arguments[0]], find_all(runs[0])[0])
         tyro.cli(told, args=["--help"], prog=f"lofo {arguments[0]}")

@@ -38,6 +38,7 @@ class Map(NamedTuple):
     axes: tuple[str, str]  # what runs across, what runs up
     t1_zone: np.ndarray | None  # [H, W] bool, where the record says it
     so_far: str = ""  # how far into the phase, if the run was cut before its end
+    seeds: tuple[int, ...] = ()  # whose it is
 
 
 class Cell(NamedTuple):
@@ -89,37 +90,37 @@ def plot_maps(runs: Sequence[Run], seed: int | None = None) -> dict[str, Figure]
     figures: dict[str, Figure] = {}
     for number, (world, own) in enumerate(worlds.items(), start=1):
         ending = "" if len(worlds) == 1 else f"-{number}"
-        title = f"{world} · " + ("mean over seeds" if seed is None else f"seed {seed}")
         truth = _cells(own, "true_reward", seed)
         marks = find_landmarks({cell.phase: cell.map.values for cell in truth})
         if cells := _alike(_cells(own, "coverage", seed), truth):
-            figures[f"coverage{ending}.png"] = _plot_coverage(title, cells, marks)
+            figures[f"coverage{ending}.png"] = _plot_coverage(world, cells, marks)
         if cells := _cells(own, "predicted_reward", seed):
-            figures[f"rewards{ending}.png"] = _plot_rewards(title, truth, cells, marks)
+            figures[f"rewards{ending}.png"] = _plot_rewards(world, truth, cells, marks)
     return figures
 
 
 def read_map(run: Run, phase: int, name: str, seed: int | None = None) -> Map | None:
     """A map of a run at the end of a phase, or as far as it got; None if none was recorded."""
     files = [(file, read_arrays(file.folder, file.name)) for file in run.maps.get(phase, ())]
-    layers = [
-        layer
+    layers = {
+        owner: layer
         for file, arrays in files
         if name in arrays
         for owner, layer in zip(file.seeds, arrays[name], strict=True)
         if seed in (None, owner)
-    ]
+    }
     if not layers:
         return None
-    shapes = {layer.shape for layer in layers}
+    shapes = {layer.shape for layer in layers.values()}
     if len(shapes) > 1:
         raise LofoError(f"the maps of {run.id} have different shapes: {sorted(shapes)}")
     frame = files[0][1]
     across, up = (str(axis) for axis in frame["axes"])
     left, right, bottom, top = frame["extent"].tolist()
-    mean = mean_of_known(np.stack(layers), axis=0)
+    mean = mean_of_known(np.stack([*layers.values()]), axis=0)
     so_far = _so_far(run, phase, [file.step for file, _ in files])
-    return Map(mean, (left, right, bottom, top), (across, up), frame.get("t1_zone"), so_far)
+    extent, zone = (left, right, bottom, top), frame.get("t1_zone")
+    return Map(mean, extent, (across, up), zone, so_far, tuple(layers))
 
 
 def _so_far(run: Run, phase: int, steps: list[int]) -> str:
@@ -159,19 +160,20 @@ def _alike(cells: list[Cell], truth: list[Cell]) -> list[Cell]:
     return [cell._replace(map=show(cell.map)) for cell in cells]
 
 
-def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
+def _plot_coverage(world: str, cells: list[Cell], marks: Landmarks) -> Figure:
     """Samples per cell on a logarithmic scale; cells without any are light grey."""
     positive = np.concatenate([c.map.values[c.map.values > 0] for c in cells])
     low = positive.min() if len(positive) else 1.0
     colours = matplotlib.colormaps["viridis"].with_extremes(under=EMPTY, bad=SEE_THROUGH)
     scale = Scale(LogNorm(low, max(positive.max(initial=1.0), 10 * low)), colours)
-    grid = _grid(f"Samples in the buffer · {title}", marks, cells)
+    grid = _grid(f"Samples in the buffer · {world} · {_whose(cells)}", marks, cells)
     for cell in cells:
         values, zone = cell.map.values, cell.map.t1_zone
         is_empty = values <= 0
         notes = [cell.map.so_far] if cell.map.so_far else []
         notes += [f"{np.nansum(values):,.0f} samples"]
-        notes += [f"{is_empty.sum()} of {np.isfinite(values).sum()} cells empty in every seed"]
+        in_all = " in every seed" if len(cell.map.seeds) > 1 else ""
+        notes += [f"{is_empty.sum()} of {np.isfinite(values).sum()} cells empty{in_all}"]
         if zone is not None and np.nansum(values):
             notes += [f"{100 * np.nansum(values[zone]) / np.nansum(values):.1f} % in the T1-zone"]
         shown = np.where(is_empty, low / 10, values)
@@ -182,13 +184,13 @@ def _plot_coverage(title: str, cells: list[Cell], marks: Landmarks) -> Figure:
     return grid.figure
 
 
-def _plot_rewards(title: str, truth: list[Cell], cells: list[Cell], marks: Landmarks) -> Figure:
+def _plot_rewards(world: str, truth: list[Cell], cells: list[Cell], marks: Landmarks) -> Figure:
     """Predicted beside true reward on one scale; beyond it colours saturate and a note says so."""
     first = [c._replace(name=TRUTH) for c in {cell.phase: cell for cell in truth}.values()]
     high = max((np.nanmax(c.map.values, initial=0.0) for c in first), default=0.0) or 1.0
     colours = matplotlib.colormaps["viridis"].with_extremes(bad=SEE_THROUGH)
     scale = Scale(Normalize(0.0, high), colours)
-    grid = _grid(f"Reward, true and predicted · {title}", marks, cells, first)
+    grid = _grid(f"Reward, true and predicted · {world} · {_whose(cells)}", marks, cells, first)
     for cell in [*first, *cells]:
         notes = _reward_notes(cell.map.values, marks)
         is_believed = cell.name != TRUTH and cell.map.so_far  # the truth is the same all along
@@ -197,6 +199,14 @@ def _plot_rewards(title: str, truth: list[Cell], cells: list[Cell], marks: Landm
     bar = _colour_bar(grid, scale, "both")
     bar.set_label(f"reward\n({_signs(cells)})")
     return grid.figure
+
+
+def _whose(cells: list[Cell]) -> str:
+    """Whether maps are means, and of which seed if all are of the same one."""
+    owners = {cell.map.seeds for cell in cells}
+    if any(len(seeds) > 1 for seeds in owners):
+        return "mean over seeds"
+    return f"seed {owners.pop()[0]}" if len(owners) == 1 else "one seed each"
 
 
 def _reward_notes(values: np.ndarray, marks: Landmarks) -> list[str]:
