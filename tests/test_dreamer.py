@@ -12,6 +12,7 @@ import pytest
 from lofo.agents.base import Agent
 from lofo.agents.descent import remember
 from lofo.agents.dreamer import Dreamer
+from lofo.agents.losses import BalancedKL
 from lofo.agents.returns import lambda_returns
 from lofo.networks import MLP, Discrete
 from lofo.networks.distributions import TruncatedNormal
@@ -24,8 +25,9 @@ SMALL = Dreamer(
     actor=MLP((32,), "elu", "glorot"),
     value=MLP((32,), "elu", "glorot"),
     model_learning_rate=3e-3,
-    actor_learning_rate=3e-3,
-    value_learning_rate=3e-3,
+    actor_learning_rate=2e-3,
+    value_learning_rate=4e-3,
+    gradient_clip=10.0,
     discount=0.9,
     horizon=6,
     target_period=20,
@@ -83,7 +85,8 @@ def rows():
 def begun():
     state = drawn(SMALL.init, scale=0.0)  # optimisers begin with zeros
     model, actor, value = (drawn(SMALL.init)[k] for k in range(3))
-    return state._replace(model=model, actor=actor, value=value, target=value)
+    target = jax.tree.map(lambda x: 0.5 * x, value)  # so that the two are told apart
+    return state._replace(model=model, actor=actor, value=value, target=target)
 
 
 @jax.jit
@@ -203,6 +206,24 @@ def test_an_episode_is_remembered_and_evaluated_without_noise(begun, rows):
     assert memory.state.stochastic.sum() == pytest.approx(4)
 
 
+def test_noise_is_added_to_what_the_policy_draws_in_training(begun, rows):
+    agents = SMALL, replace(SMALL, exploration=0.0)
+
+    @jit
+    @jax.vmap
+    def both(key):
+        given = begun, SMALL.begin(), rows.observation[0], key
+        return [agent.act(*given, explore=True) for agent in agents]
+
+    (noisy, memory), (quiet, _) = both(jax.random.split(KEY, 2000))
+    noise = (noisy - quiet)[np.abs(quiet) < 0.1]  # where clipping hardly ever happens
+    assert len(noise) > 100
+    assert noise.std() == pytest.approx(0.3, abs=0.05)
+    assert noise.mean() == pytest.approx(0.0, abs=0.08)
+    assert np.abs(noisy).max() == 1
+    np.testing.assert_array_equal(memory.action, noisy)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_who_is_ready_acts_as_before(begun, rows, dtype):
     agent = replace(SMALL, model=replace(SMALL.model, compute_dtype=dtype))
@@ -227,9 +248,16 @@ def test_an_update_learns_and_copies_the_critic_on_time(begun, rows):
     assert {"image_loss", "reward_loss", "kl", "actor_loss", "value_loss"} <= set(metrics)
     changed = jax.tree.map(lambda x, y: (x != y).any(), first, state)
     assert all(jax.tree.leaves((changed.model, changed.actor, changed.value)))
-    jax.tree.map(np.testing.assert_array_equal, first.target, begun.value)
+    jax.tree.map(np.testing.assert_array_equal, first.target, begun.target)
     jax.tree.map(np.testing.assert_array_equal, second.target, second.value)
     assert second.num_updates == SMALL.target_period
+    # Adam's first step is as long as the learning rate, and its first mean a tenth of the gradient
+    rates = {"model": 3e-3, "actor": 2e-3, "value": 4e-3}
+    for name, rate in rates.items():
+        old, new = jax.tree.leaves(getattr(state, name)), jax.tree.leaves(getattr(first, name))
+        longest = max(np.abs(x - y).max() for x, y in zip(old, new, strict=True))
+        assert longest == pytest.approx(rate, rel=0.03)
+    assert 10 * optax.tree.norm(first.model_optimiser[0].mu) == pytest.approx(10.0, rel=1e-4)
 
 
 def test_weights_decay_whatever_the_learning_rate():
@@ -243,6 +271,13 @@ def test_weights_decay_whatever_the_learning_rate():
 def test_the_paper_sizes():
     agent = Dreamer()
     assert agent.appetite == (1, 16, 50, None)
+    rates = agent.model_learning_rate, agent.actor_learning_rate, agent.value_learning_rate
+    assert rates == (3e-4, 8e-5, 8e-5)
+    assert (agent.adam_epsilon, agent.gradient_clip, agent.weight_decay) == (1e-5, 100.0, 1e-6)
+    assert (agent.discount, agent.trace, agent.horizon) == (0.99, 0.95, 15)
+    assert (agent.target_period, agent.entropy_scale, agent.exploration) == (100, 0.0, 0.3)
+    assert agent.actor == agent.value == agent.model.reward_head == MLP((400,) * 4, "elu", "glorot")
+    assert (agent.model.divergence, agent.model.reward_weight) == (BalancedKL(1.0, 0.8, 1.0), 1.0)
     assert agent.model.rssm.feature_size == 1224
     params = jax.eval_shape(agent.model.init, KEY)
     assert params.rssm["posterior"]["weight"].shape == (200 + 1536, 200)

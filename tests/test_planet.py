@@ -6,12 +6,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from lofo.agents.cem import CEM
+from lofo.agents.losses import HingedKL
 from lofo.agents.planet import PLANET_MODEL, PlaNet
 from lofo.networks import CNN, MLP, RSSM, Gaussian, TransposedCNN
-from lofo.types import Batch, Step
+from lofo.types import Batch, LofoError, Step
 from models import jit
 
 PLANNER = CEM()  # the paper's sizes
@@ -31,6 +33,7 @@ TINY = PlaNet(
     ),
     CEM(horizon=3, num_iterations=5, num_candidates=100, num_elites=10),
     learning_rate=3e-3,
+    gradient_clip=10.0,
     batch_size=32,
     window=8,
 )
@@ -306,6 +309,9 @@ def test_an_update_tells_how_learning_fares(learnt):
     assert last["reward_loss"] < 0.05 * first["reward_loss"]
     assert last["image_loss"] < 0.2 * first["image_loss"]
     assert state.num_updates == NUM_UPDATES
+    for told in history:  # no step's KL counts beyond what it is
+        counted = told["model_loss"] - told["image_loss"] - 10 * told["reward_loss"]
+        assert -1e-5 < counted < told["kl"] + 1e-5
 
 
 def test_unknown_rewards_move_nothing(learnt, steps):
@@ -318,6 +324,24 @@ def test_unknown_rewards_move_nothing(learnt, steps):
     everything = jnp.ones_like(known)
     moved = learn(TINY, state, absurd, everything, key)[0].model
     assert not np.array_equal(moved.reward_out[0]["bias"], learnt_on[0].model.reward_out[0]["bias"])
+
+
+def test_an_update_steps_as_far_as_it_is_told(steps):
+    state, known = init(TINY, quick_key(0)), jnp.ones(len(steps.reward), bool)
+    after, _ = learn(TINY, state, steps, known, quick_key(6))
+    # Adam's first step is as long as the learning rate, and its first mean a tenth of the gradient
+    leaves = (jax.tree.leaves(each.model) for each in (state, after))
+    longest = max(np.abs(x - y).max() for x, y in zip(*leaves, strict=True))
+    assert longest == pytest.approx(3e-3, rel=0.03)
+    assert optax.tree.norm(after.optimiser[0].mu) == pytest.approx(1.0, rel=1e-4)  # clipped to 10
+
+
+def test_listed_actions_are_refused(steps):
+    state, known = jax.eval_shape(TINY.init, jax.random.key(0)), jnp.ones(len(steps.reward), bool)
+    batches = windows(TINY, steps, known, quick_key(0))
+    listed = batches._replace(items=batches.items._replace(action=jnp.zeros((1, 32, 8), jnp.int32)))
+    with pytest.raises(LofoError, match="continuous actions"):
+        TINY.update(state, listed, quick_key(0))
 
 
 def test_with_no_reward_known_the_reward_head_has_no_gradient(steps):
@@ -411,6 +435,10 @@ def test_returns_imagined_at_once_are_those_step_by_step(dtype):
 def test_the_sizes_are_planets():
     agent = PlaNet()
     assert agent.appetite == (1, 50, 50, None)
+    assert (agent.learning_rate, agent.adam_epsilon, agent.gradient_clip) == (3e-4, 1e-4, 1000.0)
+    assert (agent.exploration, agent.model.reward_weight, agent.model.num_bits) == (0.3, 10.0, 5)
+    assert agent.model.divergence == HingedKL(3.0)
+    assert agent.planner == CEM(12, 10, 1000, 100, 1e-6)
     state = jax.eval_shape(agent.init, jax.random.key(0))
     model = state.model
 

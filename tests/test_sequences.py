@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import oracles
+from lofo.agents.world_model import arrive
 from lofo.buffers import Fifo, Local, Replay, Reservoir, SequenceIndex
+from lofo.types import Step
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
 RADII = (0.25, 0.5, 0.75, 64.0)  # the last is larger than the world
@@ -234,6 +236,28 @@ def test_growing_windows_are_drawn_and_begin_again_where_they_end():
     np.testing.assert_array_equal(slots[2], np.asarray(newest)[[0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(again[2], [False, False, True, False, True])
     assert drawn.known[2].all()
+
+
+def test_a_model_does_not_run_on_from_the_end_of_a_growing_window_into_its_beginning():
+    """The seam is a first row, to which no step leads, so nothing is learnt of a reward there."""
+    no = jnp.zeros((), bool)
+
+    def step(number):  # of one long episode
+        number = jnp.float32(number)
+        return Step(number, number[None], 10 + number, no, is_first=no, is_last=no)
+
+    replay = Replay(SequenceIndex(Local(0.5, 2), 8, 5, repeats=True))
+    state = replay.init(step(0), 1)
+    for number, place in enumerate((9.0, 8.0, 0.0, 0.0, 0.0, 0.0)):
+        state = replay.add(state, step(number), jnp.array([place]))
+    row = jnp.flatnonzero(state.index.ledger.stamp[:4] == 4)  # of a window that has two steps
+    batch = replay.read(state, row)
+    np.testing.assert_array_equal(batch.items.observation, [[4, 5, 4, 5, 4]])
+    np.testing.assert_array_equal(batch.items.is_first, [[0, 0, 1, 0, 1]])
+    arrived = arrive(batch.items, batch.reward_known)
+    np.testing.assert_array_equal(arrived.is_first, [[1, 0, 1, 0, 1]])
+    np.testing.assert_array_equal(arrived.reward_known, [[0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(arrived.reward[0, [1, 3]], [14, 14])
 
 
 def test_the_bound_is_reached_but_not_passed():

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import values
 from lofo.agents import Appetite
+from lofo.agents.losses import BalancedKL, HingedKL
 from lofo.agents.world_model import arrive
 from lofo.buffers import Fifo, Local
 from lofo.environments import MiniGrid, Reacher
@@ -22,12 +23,14 @@ from lofo.experiments import (
     Pack,
     Phase,
     Schedule,
+    find_printed,
     loop,
     memory,
     run,
 )
 from lofo.experiments.experiment import shorten
 from lofo.experiments.probes import _shown
+from lofo.experiments.settings import describe
 from lofo.locality import Handcrafted
 from lofo.types import Batch, LofoError, Step
 
@@ -272,15 +275,56 @@ def test_the_small_preset_keeps_world_and_rule() -> None:
         PRESETS["small"](REGISTRY["reacher/planet/lofo"])
 
 
+def test_the_schedules_of_the_recurrent_agents_are_the_papers() -> None:
+    for name, steps in (
+        ("reacher/dreamer/lofo", [1_000_000, 1_500_000]),
+        ("randomized_reacher/dreamer/lofo", [1_500_000, 3_500_000]),
+    ):
+        run = REGISTRY[name]
+        assert [phase.steps for phase in run.phases] == steps
+        assert run.schedule == Schedule(25_000, 10_000, 8, steps_per_update=5, pretraining=100)
+        assert run.schedule.updates == 1
+    planet = REGISTRY["reacher/planet/lofo"]
+    assert [phase.steps for phase in planet.phases] == [150_000, 250_000]  # two physics steps each
+    assert planet.schedule == Schedule(2_500, 7_500, 5, steps_per_update=500, updates=100)
+    assert planet.schedule.pretraining == 0 and planet.environment.spec.time_limit == 500
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("reacher/dreamer", 10), ("reacher/planet", 10), ("randomized_reacher/dreamer", 2)],
+)
+def test_runs_as_printed_have_the_papers_numbers(name: str, limit: int) -> None:
+    printed, ours = REGISTRY[f"{name}/lofo-as_printed"], REGISTRY[f"{name}/lofo"]
+    rule, locality = printed.buffer.rule, printed.buffer.locality
+    assert (rule.radius, rule.limit, printed.buffer.locality_steps) == (0.05, limit, 100_000)
+    assert (locality.negative_target, locality.num_negatives, locality.size) == (50.0, 128, 32)
+    assert (locality.learning_rate, locality.batch_size, locality.num_epochs) == (1e-4, 32, 5)
+    assert (locality.square, locality.reduce_negatives) == ("pair", "sum")
+    assert not locality.standardise and not locality.shared_negatives
+    assert (printed.phases, printed.schedule) == (ours.phases, ours.schedule)
+    kinds = replace(ours.agent, model=replace(ours.agent.model, divergence=None))
+    assert replace(printed.agent, model=replace(printed.agent.model, divergence=None)) == kinds
+    free = {"reacher/planet": HingedKL(3.0)}.get(name, BalancedKL(1.0, 0.8, 1.0))
+    assert printed.agent.model.divergence == free
+    assert find_printed(ours.id) == printed and find_printed(printed.id) is None
+    told = describe(ours, printed).splitlines()
+    marked = {line.split("  ")[1]: line for line in told if "(as printed:" in line}
+    assert marked["D_local (radius)"].endswith(f" {ours.buffer.rule.radius}  (as printed: 0.05)")
+    assert ("Number of training epochs" in marked) == name.startswith("randomized")
+    assert ("KL loss" in marked) == name.endswith("planet")
+    assert "as printed" not in describe(ours)
+
+
 @pytest.mark.parametrize("name", ["lofo", "fifo-all", "fifo-small"])
-def test_a_balanced_planet_differs_from_the_faithful_one_in_its_kl_alone(name: str) -> None:
-    faithful = REGISTRY[f"reacher/planet/{name}"]
+def test_a_balanced_planet_differs_from_the_one_with_its_own_kl_in_that_alone(name: str) -> None:
+    plain = REGISTRY[f"reacher/planet/{name}"]
     cured = REGISTRY[f"reacher/planet/{name}-balanced_kl"]
     assert cured.agent.model.divergence == REGISTRY["reacher/dreamer/lofo"].agent.model.divergence
-    model = replace(cured.agent.model, divergence=faithful.agent.model.divergence)
+    model = replace(cured.agent.model, divergence=plain.agent.model.divergence)
     back = {"agent": replace(cured.agent, model=model)}
-    back |= {"buffer": replace(cured.buffer, name=faithful.buffer.name)}
-    assert replace(cured, id=faithful.id, figure=faithful.figure, **back) == faithful
+    back |= {"buffer": replace(cured.buffer, name=plain.buffer.name)}
+    assert replace(cured, id=plain.id, figure=plain.figure, **back) == plain
 
 
 def test_a_fraction_scales_windows_capacities_too() -> None:

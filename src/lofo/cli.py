@@ -21,6 +21,7 @@ from lofo.experiments import (
     Pack,
     doubt,
     find_all,
+    find_printed,
     loop,
     run,
     shorten,
@@ -154,7 +155,7 @@ class Show:
             names = [(e.id, e.buffer.name) for e in experiments]
             _print_columns([(*name, room) for name, room in zip(names, rooms, strict=True)])
         else:
-            print(describe(experiments[0]))
+            print(describe(experiments[0], find_printed(self.id)))
 
 
 MORAL = """\

@@ -31,7 +31,7 @@ from lofo.networks.distributions import (
 )
 from lofo.networks.dreaming import dream_on, features_of
 from lofo.networks.recurrence import in_a_row
-from lofo.types import Array, Batch, Key, LofoError, Metrics, Step, Tree
+from lofo.types import Array, Batch, Key, Metrics, Tree
 
 
 class DreamerState(NamedTuple):
@@ -154,7 +154,7 @@ class Dreamer:
     def update(self, state: DreamerState, batches: Batch, key: Key) -> tuple[DreamerState, Metrics]:
         key_model, key_dream = jax.random.split(key)
         items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))
-        self._check_actions(items)
+        self.model.check_actions(items)
         learn = jax.grad(self.model.loss, has_aux=True)
         slope, (starts, model_metrics) = learn(state.model, items, known, key_model)
         model, model_optimiser = self._descend(
@@ -270,15 +270,6 @@ class Dreamer:
     def _judge(self, value: Tree, hidden: Array) -> Array:
         """The value that the critic's last layer reads off what it has made of features."""
         return linear(1).apply(value[1], hidden)[..., 0]
-
-    def _check_actions(self, items: Step) -> None:
-        shape, dtype = items.action.shape[2:], items.action.dtype
-        if shape != (self.model.action_size,) or not jnp.issubdtype(dtype, jnp.floating):
-            raise LofoError(
-                f"Dreamer's actor is a truncated normal over vectors of {self.model.action_size} "
-                f"numbers, but the actions are {dtype} of shape {shape}: choose a world with "
-                "continuous actions, or set model.action_size"
-            )
 
     @property
     def _weights(self) -> Array:

@@ -144,6 +144,7 @@ class PlaNet:
 
     def update(self, state: PlaNetState, batches: Batch, key: Key) -> tuple[PlaNetState, Metrics]:
         items, known = jax.tree.map(lambda x: x[0], (batches.items, batches.reward_known))
+        self.model.check_actions(items)
         learn = jax.grad(self.model.loss, has_aux=True)
         gradient, (_, metrics) = learn(state.model, items, known, key)
         rates = self.learning_rate, self.adam_epsilon, self.gradient_clip

@@ -95,6 +95,16 @@ class WorldModel:
                 f"{self.action_size}: choose a world with continuous actions"
             )
 
+    def check_actions(self, items: Step) -> None:
+        """Whether windows hold the actions that the model was made for."""
+        shape, dtype = items.action.shape[2:], items.action.dtype
+        if shape != (self.action_size,) or not jnp.issubdtype(dtype, jnp.floating):
+            raise LofoError(
+                f"the world model follows vectors of {self.action_size} numbers, but the actions "
+                f"are {dtype} of shape {shape}: choose a world with continuous actions, or set "
+                "model.action_size"
+            )
+
     def init(self, key: Key) -> WorldModelParams:
         """Draws the parameters."""
         keys = jax.random.split(key, 6)

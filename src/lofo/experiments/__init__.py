@@ -3,7 +3,15 @@
 from lofo.experiments.evaluation import evaluate
 from lofo.experiments.experiment import Buffer, Experiment, Phase, Schedule, doubt, shorten
 from lofo.experiments.pack import Pack
-from lofo.experiments.paper import DEMO, PRESETS, REGISTRY, SWEEPS, find, find_all
+from lofo.experiments.paper import (
+    DEMO,
+    PRESETS,
+    REGISTRY,
+    SWEEPS,
+    find,
+    find_all,
+    find_printed,
+)
 from lofo.experiments.runner import Event, run
 from lofo.experiments.sweeps import Axis, Sweep
 
@@ -24,6 +32,7 @@ __all__ = [
     "evaluate",
     "find",
     "find_all",
+    "find_printed",
     "run",
     "shorten",
 ]

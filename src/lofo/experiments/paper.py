@@ -214,6 +214,11 @@ def find(run_id: str) -> Experiment:
     return found[0]
 
 
+def find_printed(name: str) -> Experiment | None:
+    """The run with the paper's own numbers, where the run of that name has others."""
+    return REGISTRY.get(f"{name.removesuffix('-balanced_kl')}-as_printed")
+
+
 def find_all(name: str) -> tuple[Experiment, ...]:
     """The experiment of that name, or all experiments of the sweep of that name."""
     if name in REGISTRY:

@@ -12,8 +12,24 @@ from lofo.networks import CNN, MLP, Chain, TransposedCNN
 Section = tuple[str, list[tuple[str, Any]]]
 
 
-def describe(experiment: Experiment) -> str:
-    """The experiment setup, the buffer and the agent, as text."""
+def describe(experiment: Experiment, printed: Experiment | None = None) -> str:
+    """The experiment setup, the buffer and the agent, as text.
+
+    Beside what differs from `printed`, the same run with the paper's own numbers, stand these.
+    """
+    sections = _sections(experiment)
+    published = [dict(entries) for _, entries in _sections(printed or experiment)]
+    lines = [f"{experiment.id}  (in the paper: {experiment.figure})"]
+    for (title, entries), theirs in zip(sections, published, strict=True):
+        lines += ["", title]
+        for label, value in entries:
+            is_own = theirs.get(label, value) != value
+            mark = f"  (as printed: {theirs[label]})" if is_own else ""
+            lines.append(f"  {label:44} {value}{mark}")
+    return "\n".join(lines)
+
+
+def _sections(experiment: Experiment) -> list[Section]:
     sections = [_setup(experiment), _buffer(experiment)]
     agent = experiment.agent
     if isinstance(agent, DynaQ):
@@ -21,10 +37,7 @@ def describe(experiment: Experiment) -> str:
     if isinstance(agent, Dreamer | PlaNet):
         sections.append(_world_model(agent.model))
         sections.append(_dreamer(agent) if isinstance(agent, Dreamer) else _planet(agent))
-    lines = [f"{experiment.id}  (in the paper: {experiment.figure})"]
-    for title, entries in sections:
-        lines += ["", title, *(f"  {label:44} {value}" for label, value in entries)]
-    return "\n".join(lines)
+    return sections
 
 
 def _setup(experiment: Experiment) -> Section:
@@ -65,7 +78,7 @@ def _buffer(experiment: Experiment) -> Section:
     if isinstance(locality, Contrastive):
         entries += [
             ("Embedding network", network_words(locality.encoder)),
-            *([("Observations", "standardised")] if locality.standardise else []),
+            ("Observations", "standardised" if locality.standardise else "as they are, scaled"),
             ("Optimizer", f"Adam, learning rate {locality.learning_rate:g}"),
             ("beta (negative target)", locality.negative_target),
             (

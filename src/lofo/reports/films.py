@@ -131,9 +131,9 @@ def _draw(frame: Image.Image, left: int, column: Column, time: int, side: int) -
     """A column at one time: words, the true picture, the model's, and how far the film is."""
     words, names, top = (MARGIN + k * LINE for k in (1, 2, 3))
     right = left + side + GAP
-    _write(frame, (left, words), f"end of phase {column.phase}", INK)
     # a reward belongs to the action that led here, so the first picture has none
-    _write(frame, (right, words), f"reward so far {column.rewards[:time].sum():g}", INK)
+    earned = f"{column.rewards[:time].sum():g}"
+    _write(frame, (left, words), f"end of phase {column.phase}, reward so far {earned}", INK)
     _write(frame, (left, names), f"world, after {time} actions", SOFT)
     _write(frame, (right, names), f"model: {column.word(time)}", column.colour(time))
     frame.paste(_enlarge(column.seen[time], side), (left, top))
