@@ -42,7 +42,11 @@ def blocks_of(page):
         yield "\n" * text.count("\n", 0, found.start(1)) + found.group(1)
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=named)
+@pytest.mark.parametrize(
+    "page",
+    [*WITH_CODE, pytest.param(ROOT / "docs" / "recurrent.md", marks=pytest.mark.slow)],
+    ids=named,
+)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
