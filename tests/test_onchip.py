@@ -1,6 +1,7 @@
 """The kernels mean what `jax.grad` and `optax.adam` mean; here they are interpreted."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -21,6 +22,7 @@ from lofo.networks.onchip import Adam, Dense, Lessons, is_supported
 from lofo.types import Batch, Transition
 
 NUM_STEPS, RATE = 3, 1e-2
+OPTIMISER = optax.adam(RATE, eps=1e-4)
 KEYS = jax.random.split(jax.random.key(0), 12)
 SHAPES = [
     pytest.param(((2, 20), (20, 15), (16, 24), (24, 2)), 1, 16, id="joined-at-the-brim"),
@@ -34,6 +36,8 @@ SHAPES = [
 ]
 
 
+# Each of these is one program: call by call, every operation would be compiled for every shape.
+@partial(jax.jit, static_argnums=0)
 def draw_layers(fans):
     keys = zip(jax.random.split(KEYS[0], len(fans)), fans, strict=True)
     return [
@@ -42,6 +46,7 @@ def draw_layers(fans):
     ]
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="is_logit")
 def draw_lessons(fans, join, batch_size, *, is_logit):
     shape = NUM_STEPS, batch_size
     num_joined = fans[join + 1][0] - fans[join][1] if join is not None else 0
@@ -70,6 +75,13 @@ def loss(layers, lesson, join):
     return each.sum() / len(outputs)
 
 
+@partial(jax.jit, static_argnums=3)
+def descend(layers, state, lesson, join):
+    value, gradient = jax.value_and_grad(loss)(layers, lesson, join)
+    change, state = OPTIMISER.update(gradient, state)
+    return optax.apply_updates(layers, change), state, value
+
+
 def check_close(ours, theirs, tolerance=1e-6):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
@@ -80,23 +92,22 @@ def check_close(ours, theirs, tolerance=1e-6):
 def test_training_is_grad_and_adam(fans, join, batch_size, is_logit):
     net, layers = Dense(fans, join, interpret=True), draw_layers(fans)
     lessons = draw_lessons(fans, join, batch_size, is_logit=is_logit)
-    optimiser = optax.adam(RATE, eps=1e-4)
-    state, losses = optimiser.init(layers), []
-    begun = Adam(jnp.int32(0), net.pack(layers), *[jnp.zeros(net.num_words)] * 2)
+    state, losses = OPTIMISER.init(layers), []
+    pack, unpack = jax.jit(net.pack), jax.jit(net.unpack)
+    begun = Adam(jnp.int32(0), pack(layers), *[jnp.zeros(net.num_words)] * 2)
     for step in range(NUM_STEPS):
         lesson = jax.tree.map(lambda x, step=step: x if x.ndim == 0 else x[step], lessons)
-        value, gradient = jax.value_and_grad(loss)(layers, lesson, join)
-        change, state = optimiser.update(gradient, state)
-        layers = optax.apply_updates(layers, change)
+        layers, state, value = descend(layers, state, lesson, join)
         losses.append(value)
-    adam, found = net.train(begun, lessons, learning_rate=RATE, epsilon=1e-4)
+    train = jax.jit(partial(net.train, learning_rate=RATE, epsilon=1e-4))
+    adam, found = train(begun, lessons)
     check_close(found, jnp.stack(losses))
-    check_close(net.unpack(adam.values), layers)
-    check_close(net.unpack(adam.mean), state[0].mu)
-    check_close(net.unpack(adam.square), state[0].nu)
+    check_close(unpack(adam.values), layers)
+    check_close(unpack(adam.mean), state[0].mu)
+    check_close(unpack(adam.square), state[0].nu)
     assert adam.num_steps == NUM_STEPS
     for words in adam[1:]:  # nothing has leaked into the padding
-        np.testing.assert_array_equal(net.pack(net.unpack(words)), words)
+        np.testing.assert_array_equal(pack(unpack(words)), words)
 
 
 @pytest.mark.parametrize(("fans", "join", "batch_size"), SHAPES)
@@ -134,6 +145,7 @@ AGENTS = {
 }
 
 
+@partial(jax.jit, static_argnums=1)
 def draw_batches(key, num_runs):
     shape = (num_runs, *AGENT.appetite[:2])
     keys = jax.random.split(key, 6)
@@ -156,25 +168,25 @@ def draw_batches(key, num_runs):
 )
 def test_dyna_q_learns_and_acts_the_same(agent):
     chip = DynaQOnChip(agent, interpret=True)
-    plain = jax.vmap(agent.init)(KEYS[:2])
-    boarded = jax.vmap(chip.enter)(plain)
-    check_close(jax.vmap(chip.leave)(boarded), plain, 0)
+    plain = jax.jit(jax.vmap(agent.init))(KEYS[:2])
+    boarded = jax.jit(jax.vmap(chip.enter))(plain)
+    leave = jax.jit(jax.vmap(chip.leave))
+    check_close(leave(boarded), plain, 0)
     update, update_on_chip = jax.jit(jax.vmap(agent.update)), jax.jit(jax.vmap(chip.update))
     for key in KEYS[2:6]:  # long enough for two copies into the target network
         batches = draw_batches(key, 2)
         plain, metrics = update(plain, batches, KEYS[6:8])
         boarded, metrics_on_chip = update_on_chip(boarded, batches, KEYS[6:8])
         check_close(metrics_on_chip, metrics, 2e-5)
-    check_close(jax.vmap(chip.leave)(boarded), plain, 2e-5)
-    check_close(
-        jax.vmap(chip.errors)(boarded, batches), jax.vmap(agent.errors)(plain, batches), 1e-4
-    )
+    check_close(leave(boarded), plain, 2e-5)
+    errors, errors_on_chip = (jax.jit(jax.vmap(form.errors)) for form in (agent, chip))
+    check_close(errors_on_chip(boarded, batches), errors(plain, batches), 1e-4)
     seen = batches.items.observation[:, 0, 0]
     for explore in (False, True):
         ours, theirs = (
-            jax.vmap(lambda s, o, k, form=form: form.act(s, (), o, k, explore=explore)[0])(  # noqa: B023
-                state, seen, KEYS[8:10]
-            )
+            jax.jit(
+                jax.vmap(lambda s, o, k, form=form: form.act(s, (), o, k, explore=explore)[0])  # noqa: B023
+            )(state, seen, KEYS[8:10])
             for form, state in ((chip, boarded), (agent, plain))
         )
         np.testing.assert_array_equal(ours, theirs)

@@ -28,7 +28,15 @@ def test_our_rules_keep_every_promise(rule):
     check_rule(rule, KEY)
 
 
-@pytest.mark.parametrize(("capacity", "window"), [(1, 1), (1, 3), (5, 1), (64, 50)])
+@pytest.mark.parametrize(
+    ("capacity", "window"),
+    [
+        (1, 1),
+        pytest.param(1, 3, marks=pytest.mark.slow),
+        pytest.param(5, 1, marks=pytest.mark.slow),
+        (64, 50),
+    ],
+)
 def test_whatever_the_room(capacity, window):
     for rule in (Fifo(), Reservoir(), Local(0.5, 2)):
         check_rule(rule, KEY, capacity=capacity, window=window)

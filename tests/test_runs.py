@@ -24,6 +24,7 @@ from conftest import (
     arrays,
     compilations,
     program_counts,
+    result_lines,
     tiny_pack,
     values,
     walk,
@@ -35,6 +36,7 @@ from lofo.environments import MiniGrid, Task
 from lofo.experiments import (
     REGISTRY,
     Buffer,
+    Event,
     Experiment,
     Pack,
     Phase,
@@ -84,19 +86,20 @@ def final_runs(finished: Finished) -> Runs:
     return load(finished.folder, jax.eval_shape(lambda: loop.init(finished.pack, outline)))
 
 
-def kinds() -> list[str]:
-    """One id of every kind: others differ from it in numbers alone."""
-    found: dict[Any, str] = {}
+def kinds() -> list[Any]:
+    """One id of every kind: others differ from it in numbers alone.
+
+    Slow are those whose agent and whose kind of buffer come before, each in another's company.
+    """
+    found: dict[Any, Any] = {}
+    seen: set[Any] = set()
     for run_id, e in REGISTRY.items():
-        buffer = e.buffer
-        kind = (
-            e.agent,
-            type(e.environment),
-            type(buffer.rule),
-            type(buffer.sampler),
-            buffer.locality,
-        )
-        found.setdefault(kind, run_id)
+        buffer, world = e.buffer, type(e.environment)
+        place = world, type(buffer.rule), type(buffer.sampler), buffer.locality
+        parts = {(world, e.agent), place}
+        marks = [pytest.mark.slow] if parts <= seen else []
+        found.setdefault((e.agent, place), pytest.param(run_id, marks=marks))
+        seen |= parts
     return list(found.values())
 
 
@@ -203,25 +206,48 @@ def test_a_run_alone_equals_its_rows_in_the_pack(
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=str(name))
 
 
+@pytest.fixture(scope="module")
+def ragged(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The tiny pack again, but for a seed of one of its runs."""
+    local, fifo = finished.pack.experiments
+    pack = Pack((replace(local, seeds=(1,)), replace(fifo, seeds=(0, 1))))
+    run(pack, folder := tmp_path_factory.mktemp("ragged"))
+    return Finished(pack, folder, {})
+
+
 def test_a_run_is_the_same_whatever_seeds_the_others_have(
-    finished: Finished, tmp_path: Path
+    finished: Finished, ragged: Finished
 ) -> None:
     local, fifo = finished.pack.experiments
-    run(Pack((replace(local, seeds=(1,)), replace(fifo, seeds=(0, 1)))), tmp_path)
-    told, packed = values(tmp_path), values(finished.folder)
+    told, packed = values(ragged.folder), values(finished.folder)
     missing = {n for n, v in packed.items() if n[:2] == (local.id, 0) and not isinstance(v, str)}
     assert len(missing) > 100 and told.keys() == packed.keys() - missing
     for name, value in told.items():
         if isinstance(value, str):  # maps, a layer for each seed
-            own, all_maps = (arrays(folder / value) for folder in (tmp_path, finished.folder))
+            own, all_maps = (arrays(of.folder / value) for of in (ragged, finished))
             seeds = slice(1, 2) if name[0] == local.id else slice(0, 2)
             for layer in own.keys() - {"extent", "axes", "t1_zone"}:
                 np.testing.assert_allclose(own[layer], all_maps[layer][seeds], 1e-4, 1e-5)
         else:
             np.testing.assert_allclose(value, packed[name], rtol=1e-4, atol=1e-5, err_msg=str(name))
-    summaries = {(s.id, s.phase): s for s in summarise([tmp_path])}
+    summaries = {(s.id, s.phase): s for s in summarise([ragged.folder])}
     assert [summaries[e.id, 2].num_seeds for e in (local, fifo)] == [1, 2]
     assert all(summary.complete for summary in summaries.values())
+
+
+class Stopped(Exception):
+    """Raised by a watcher to leave a run in the middle."""
+
+
+def test_runs_with_seeds_of_their_own_are_resumed(ragged: Finished, tmp_path: Path) -> None:
+    def watch(event: Event) -> None:
+        if event.step == 300 and event.score is not None:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(ragged.pack, tmp_path, checkpoint_seconds=0, watch=watch)
+    run(ragged.pack, tmp_path)
+    assert result_lines(tmp_path) == result_lines(ragged.folder)
 
 
 def test_keys_are_those_of_the_seed_whatever_seeds_the_others_have() -> None:

@@ -190,6 +190,7 @@ def test_a_run_asks_the_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(fitting, "fit_localities", refuse)
     monkeypatch.setattr(loop, "check", lambda pack: None)
+    monkeypatch.setattr("lofo.experiments.runner.Ahead", lambda pack: None)  # nothing is compiled
     with pytest.raises(LofoError, match="enough seen"):
         run(tiny_pack(), tmp_path, localities=tmp_path / "shelf")
     assert asked == [tmp_path / "shelf"]

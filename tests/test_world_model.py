@@ -475,7 +475,10 @@ def test_gradients_gathered_behind_the_loop_are_those_of_a_scan(model, depth, mo
     assert all(x.any() for x in jax.tree.leaves(gathered))
 
 
-@pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    ("dtype", "digits"),
+    [("float32", 1e-5), pytest.param("bfloat16", 0.02, marks=pytest.mark.slow)],
+)
 def test_kernels_of_our_own_find_the_gradients_of_the_loop(dtype, digits, monkeypatch):
     """In full precision, where digits show what is wrong, and in half; two runs side by side."""
     model, given = two_small_runs(6, dtype, 17, 6)  # more rows than a program takes
@@ -500,7 +503,10 @@ def test_kernels_of_our_own_find_the_gradients_of_the_loop(dtype, digits, monkey
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), atol=digits * most)
 
 
-@pytest.mark.parametrize(("dtype", "digits"), [("float32", 1e-5), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    ("dtype", "digits"),
+    [("float32", 1e-5), pytest.param("bfloat16", 0.02, marks=pytest.mark.slow)],
+)
 def test_kernels_of_our_own_blame_actions_as_the_loop_does(dtype, digits, monkeypatch):
     """The slopes of actions in a dream, of two runs side by side."""
     model, (params, actions, *_) = two_small_runs(7, dtype, 6, 70)  # more rows than a program takes

@@ -552,6 +552,19 @@ def test_what_phase_1_promised_fades_before_anything_is_gained() -> None:
     assert doubt(replace(sixth, agent=replace(sixth.agent, target_period=833))) is None
 
 
+@partial(jax.jit, static_argnums=0)
+def worth(world: MiniGrid, task: Task, best: jax.Array) -> jax.Array:
+    """The mean return of all starts by the bare dynamics: what `play` finds, in no time."""
+    poses, at_t1, at_t2 = jax.vmap(world.advance)(world.pose(jnp.arange(world.num_codes)), best)
+    paid, goes_on = at_t1 * task.reward_t1 + at_t2 * task.reward_t2, ~(at_t1 | at_t2)
+
+    def go(_: int, values: jax.Array) -> jax.Array:
+        return paid + world.discount * goes_on * values[world.encode(poses)]
+
+    values = jax.lax.fori_loop(0, world.time_limit, go, jnp.zeros(world.num_codes))
+    return values @ task.start / task.start.sum()
+
+
 def test_what_fifo_believes_of_t1_tells_when_it_adapts() -> None:
     """Exact backups, given what a stored run's model predicted at T1 ahead of each copy."""
     world = MiniGrid()
@@ -563,19 +576,19 @@ def test_what_fifo_believes_of_t1_tells_when_it_adapts() -> None:
     def copies_until(scores: list[float], period: int) -> int:
         return period * (1 + int(np.argmax(np.array(scores) >= 0.9 * 1.821)))
 
-    def score(plan: np.ndarray) -> float:
-        best = jnp.asarray(plan.argmax(axis=1))
-        return play(world, follow, best, world.starts(second), jax.random.key(0)).returns.mean()
-
     for seed, expected, found in ((0, 128, 132), (1, 127, 126), (2, 121, 124)):
         told = [at["predicted_t1", seed, step] for step in steps]
         believed = np.interp(300_000 + 5_000 * np.arange(1, 131), steps, told)
         values, _ = grid_values(world, world.evaluation_task(1))
-        scores = []
+        plans = []
         for reward in believed:
             values, plan = grid_values(world, second._replace(reward_t1=reward), values, 1)
-            scores.append(score(plan))
+            plans.append(jnp.asarray(plan.argmax(axis=1)))
+        scores = [float(worth(world, second, best)) for best in plans]
         assert copies_until(scores, 1) == expected
+        for k in (expected - 2, expected - 1):  # the last below the mark, and the first above
+            played = play(world, follow, plans[k], world.starts(second), jax.random.key(0))
+            np.testing.assert_allclose(played.returns.mean(), scores[k], atol=1e-5)
         returns = [at["return", seed, step] for step in steps]
         assert copies_until(returns, 2) == found and abs(expected - found) < 5
 
