@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import Finished, values
-from lofo.experiments import Pack, run
+from conftest import Finished, result_lines, values
+from lofo.buffers import Local
+from lofo.experiments import PRESETS, REGISTRY, Pack, run
 from lofo.experiments.parts import CHUNK, CONTENTS, join, split
+from lofo.networks import CNN, MLP, TransposedCNN
 from lofo.types import LofoError
+from models import TINY
 
 
 @pytest.fixture
@@ -68,19 +71,67 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path) -> None:
         join(parts, tmp_path / "back")
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_elsewhere_to_the_same_numbers(finished: Finished, tmp_path: Path) -> None:
+def carry_on(pack: Pack, step: int, folder: Path) -> Path:
+    """Where a run ended that was cut at a step, carried elsewhere and begun again."""
+
     class Enough(Exception):
         pass
 
     def stop(event: object) -> None:
-        if getattr(event, "step", 0) >= 300:
+        if getattr(event, "step", 0) >= step:
             raise Enough
 
-    pack = Pack(tuple(replace(e) for e in finished.pack.experiments))
     with pytest.raises(Enough):
-        run(pack, tmp_path / "here", checkpoint_seconds=0, watch=stop)
-    split(tmp_path / "here", tmp_path / "parts")
-    join(tmp_path / "parts", tmp_path / "there")
-    run(pack, tmp_path / "there")
-    assert values(tmp_path / "there") == values(finished.folder)
+        run(pack, folder / "here", checkpoint_seconds=0, watch=stop)
+    split(folder / "here", folder / "parts")
+    join(folder / "parts", folder / "there")
+    run(pack, folder / "there")
+    return folder / "there"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_elsewhere_to_the_same_numbers(finished: Finished, tmp_path: Path) -> None:
+    pack = Pack(tuple(replace(e) for e in finished.pack.experiments))
+    assert values(carry_on(pack, 300, tmp_path)) == values(finished.folder)
+
+
+@pytest.mark.slow
+def test_a_recurrent_agent_goes_on_elsewhere_to_the_same_numbers(tmp_path: Path) -> None:
+    """World model, actor, critics, windows with unknown rewards and a fitted locality."""
+    small = PRESETS["small"](REGISTRY["reacher/dreamer/lofo"])
+    world = replace(small.environment, time_limit=20)
+    agent = replace(
+        small.agent,
+        model=replace(
+            TINY,
+            observation_shape=world.spec.observation_shape,
+            action_size=2,
+            encoder=CNN((4,) * 4, (4,) * 4, (2,) * 4, "elu", "glorot"),
+            decoder=TransposedCNN((4, 4, 4, 3), (5, 5, 6, 6), (2,) * 4, "elu", "glorot"),
+        ),
+        actor=MLP((8,), "elu", "glorot"),
+        value=MLP((8,), "elu", "glorot"),
+        batch_size=4,
+        window=5,
+        target_period=3,
+    )
+    first, second = small.phases
+    phases = replace(first, steps=80), replace(second, steps=80)
+    short = replace(
+        small,
+        environment=world,
+        agent=agent,
+        buffer=replace(
+            small.buffer, rule=Local(0.0012, 2), window=5, capacity=120, locality_steps=64
+        ),
+        phases=phases,
+        schedule=replace(small.schedule, warmup=20, evaluate_every=40, episodes=1),
+        judged=1,
+    )
+    pack = Pack((short,))
+    run(pack, tmp_path / "whole")
+    there, whole = carry_on(pack, 120, tmp_path), tmp_path / "whole"
+    assert result_lines(there) == result_lines(whole)
+    told = values(whole)
+    assert told[short.id, 0, 160, "unknown_rewards"] > 0
+    assert {(short.id, 0, step, "model_loss") for step in (40, 80, 120, 160)} <= told.keys()
