@@ -4,8 +4,10 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -468,7 +470,8 @@ def test_run_writes_rows_and_is_quiet_off_a_terminal(
 ) -> None:
     ids = [experiment.id for experiment in tiny.experiments]
     answer = Answer(capsys, "run", *ids, "--out", str(tmp_path))
-    assert answer.code == 0 and answer.err == f"lofo: begins; rows go to {tmp_path}\n"
+    lines = f"begins; rows go to {tmp_path}", "fitting the locality of LoFo, 2 seeds"
+    assert answer.code == 0 and answer.err == "".join(f"lofo: {line}\n" for line in lines)
     assert "LoFo" in answer.out and f"lofo report {tmp_path}" in answer.out
     assert "\x1b" not in answer.out and "\r" not in answer.out
     assert result_lines(tmp_path) == result_lines(finished.folder)
@@ -588,11 +591,41 @@ def test_the_console_command_is_the_module() -> None:
     assert done.returncode == 2 and done.stderr.startswith("lofo: no run is called 'nowhere'")
 
 
+BUSY = """
+import signal
+import jax
+from lofo import cli, interrupts
+
+def main():
+    forever = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: (x + 1) % 7, x))
+    program = forever.lower(0).compile()
+    print("begins", flush=True)
+    jax.block_until_ready(program(0))
+
+cli.main, interrupts.PATIENCE = main, 0.1
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts us may ignore it
+cli.entry()
+"""
+
+
+def test_an_interrupt_ends_a_compiled_program_that_would_go_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begins\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and "the same command goes on" in err
+
+
 @pytest.mark.parametrize("code", [0, 1, 2, 130])
 def test_a_mistake_or_an_interrupt_waits_for_nothing(
     code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
+    monkeypatch.setattr(cli, "heed_interrupts", lambda leave: None)
     monkeypatch.setattr(cli, "main", lambda: sys.exit(code))
     monkeypatch.setattr(cli.os, "_exit", left.append)
     with pytest.raises(SystemExit):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
 
 from lofo import reports
 from lofo.experiments import (
@@ -35,6 +36,7 @@ from lofo.experiments.overrides import (
 )
 from lofo.experiments.settings import describe
 from lofo.folders import Join, Report, Split, Thin, Watch
+from lofo.interrupts import heed_interrupts
 from lofo.localities import Fit
 from lofo.options import parse_fraction, parse_run, parse_runs, parse_seeds
 from lofo.progress import watching
@@ -163,6 +165,7 @@ LoFo forgets only near what it sees, so it unlearns T1's old reward and keeps T2
 everything still holds T1's old reward (stale rows); FIFO of LoFo's size has lost what lies outside
 the T1-zone. A FIFO that keeps everything recovers if phase 2 goes on for so long that new samples
 far outnumber the stale ones."""
+STOPPED = "\nlofo: stopped; the same command goes on from the last checkpoint, if there is one yet"
 COMMANDS: dict[str, Any] = {
     "demo": Demo,
     "list": List,
@@ -238,13 +241,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"lofo: cannot read or write {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        words = "stopped; the same command goes on from the last checkpoint, if there is one yet"
-        print(f"\nlofo: {words}", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         sys.exit(130)
 
 
 def entry() -> None:
     """`main` as a process: an interrupt or a mistake ends it at once."""
+    heed_interrupts(_leave)
     try:
         main()
     except SystemExit as leave:
@@ -253,6 +256,13 @@ def entry() -> None:
             sys.stderr.flush()
             os._exit(leave.code)
         raise
+
+
+def _leave() -> None:
+    """Out of the middle of a compiled program: what is on disk is whole at any moment."""
+    Console(stderr=True).show_cursor()  # a bar hides it
+    print(STOPPED, file=sys.stderr, flush=True)
+    os._exit(130)
 
 
 def _dispatch(arguments: list[str]) -> None:

@@ -1,4 +1,7 @@
-"""Progress on the host between compiled chunks: a bar on a terminal, elsewhere a line a minute."""
+"""Progress on the host between compiled chunks: a bar on a terminal, elsewhere a line a minute.
+
+What comes before the first step, such as fitting a locality, may take minutes: it is told at once.
+"""
 
 import sys
 import time
@@ -31,13 +34,14 @@ def watching() -> Iterator[Callable[[Event], None]]:
         return told + ([] if score is None else [f"return {score:.2f}"])
 
     if not console.is_terminal:
-        told_at = time.monotonic()
+        told_at, stage = time.monotonic(), ""
 
         def tell(event: Event) -> None:
-            nonlocal told_at
+            nonlocal told_at, stage
             words = hear(event)
-            if time.monotonic() - told_at >= SECONDS_A_LINE:
-                told_at = time.monotonic()
+            is_new = not (event.phase or event.is_warning or event.is_news or _name(event) == stage)
+            if is_new or time.monotonic() - told_at >= SECONDS_A_LINE:
+                told_at, stage = time.monotonic(), _name(event)
                 line = ", ".join([_name(event), *words, *_left(event)])
                 console.out(f"lofo: {line}", highlight=False)
 

@@ -19,7 +19,8 @@ def describe(experiment: Experiment, printed: Experiment | None = None) -> str:
     """
     sections = _sections(experiment)
     published = [dict(entries) for _, entries in _sections(printed or experiment)]
-    lines = [f"{experiment.id}  (in the paper: {experiment.figure})"]
+    where = f"in the paper: {experiment.figure}".replace("in the paper: none", "not in the paper")
+    lines = [f"{experiment.id}  ({where})"]
     for (title, entries), theirs in zip(sections, published, strict=True):
         lines += ["", title]
         for label, value in entries:

@@ -79,13 +79,15 @@ CAPTIONS = {
     "coverage": "What is remembered at the end of each phase, or as far as the run got: samples in "
     "each cell of the world, on one logarithmic scale. After phase 2 a good buffer still holds "
     "samples everywhere; grey cells are forgotten regions. T1 and T2 are where the true reward is "
-    "paid, if the record tells.",
+    "paid, if the record tells; where targets move from episode to episode, all is turned so that "
+    "they are there.",
     "rewards": "What the model believes at the end of each phase, or as far as the run got, beside "
     "the truth, on one colour scale; above each map its range, which may go beyond the scale, and "
     "its mean over the cells whose steps end at T1 and at T2. Compare these in phase 2. They may "
     "differ a little from the tables, which count only steps that end there: a cell at a goal's "
     "rim mixes them with steps that do not, so that even the truth may be below what the goal "
-    "pays, and a cell of MiniGrid adds up its four headings.",
+    "pays, and a cell of MiniGrid adds up its four headings. Where targets move from episode to "
+    "episode, the model is asked with these, at the places shown, alone.",
     "film": "What the agent does at the end of each phase, without exploration and from the same "
     "start. Left: the world. Right: what the world model draws, first of pictures it has seen "
     "(green), then from its imagination and the same actions alone (orange).",
