@@ -34,7 +34,7 @@ from lofo.reports.names import compact, different, label, member_name, share_of_
 from lofo.reports.runs import Curve, Run, choose, load
 from lofo.reports.styles import Style, by_world, styles
 from lofo.reports.summary import bootstrap_interval, interquartile_mean
-from lofo.reports.tables import verdict
+from lofo.reports.tables import verdict, with_error
 from lofo.types import LofoError
 
 OPTIMA = (4.0, 2.0)
@@ -862,6 +862,11 @@ def test_a_length_is_written_as_a_person_writes_it() -> None:
     assert [share_of_paper(f) for f in (1 / 3, 0.1, 0.333333, 0.0711, 2 / 3)] == [
         *("1/3", "1/10", "1/3", "0.0711", "0.667"),
     ]
+
+
+def test_a_single_seed_has_no_error() -> None:
+    assert (with_error(2.0, 0.25), with_error(2.0, np.nan)) == ("2.000 ± 0.250", "2.000")
+    assert with_error(np.nan, np.nan) == "-"
 
 
 def test_counts_are_compact() -> None:

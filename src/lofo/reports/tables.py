@@ -101,7 +101,7 @@ def _verdict_line(summary: Summary) -> tuple[str, ...]:
     return (
         summary.name,
         str(summary.phase),
-        f"{number(summary.mean)} ± {number(summary.standard_error)}",
+        with_error(summary.mean, summary.standard_error),
         percent(summary.fraction_of_optimum),
         verdict(summary),
         percent(share(summary.stale, summary.optimum)),
@@ -165,7 +165,7 @@ def _spread_line(summary: Summary) -> tuple[str, ...]:
     return (
         summary.name,
         str(summary.phase),
-        f"{number(summary.mean)} ± {number(summary.standard_error)}",
+        with_error(summary.mean, summary.standard_error),
         f"{number(summary.low)} to {number(summary.high)}",
         number(summary.iqm),
         f"{summary.num_seeds} of {len(summary.per_seed)}",
@@ -207,6 +207,11 @@ SPREAD = Table(
 def number(value: float) -> str:
     """Three decimals, a dash where there is no number."""
     return f"{value:.3f}" if np.isfinite(value) else UNKNOWN
+
+
+def with_error(mean: float, error: float) -> str:
+    """A mean, with its standard error where there is one: a single seed has none."""
+    return f"{number(mean)} ± {number(error)}" if np.isfinite(error) else number(mean)
 
 
 def percent(value: float) -> str:
