@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from lofo.records import read_arrays
 from lofo.reports.curves import save, spell_out
 from lofo.reports.landmarks import Landmarks, draw_landmarks, find_landmarks
+from lofo.reports.names import whose
 from lofo.reports.runs import Run, choose, load, mean_of_known
 from lofo.reports.styles import by_world
 from lofo.types import LofoError
@@ -166,7 +167,7 @@ def _plot_coverage(world: str, cells: list[Cell], marks: Landmarks) -> Figure:
     low = positive.min() if len(positive) else 1.0
     colours = matplotlib.colormaps["viridis"].with_extremes(under=EMPTY, bad=SEE_THROUGH)
     scale = Scale(LogNorm(low, max(positive.max(initial=1.0), 10 * low)), colours)
-    grid = _grid(f"Samples in the buffer · {world} · {_whose(cells)}", marks, cells)
+    grid = _grid(f"Samples in the buffer · {world}", marks, cells)
     for cell in cells:
         values, zone = cell.map.values, cell.map.t1_zone
         is_empty = values <= 0
@@ -190,7 +191,7 @@ def _plot_rewards(world: str, truth: list[Cell], cells: list[Cell], marks: Landm
     high = max((np.nanmax(c.map.values, initial=0.0) for c in first), default=0.0) or 1.0
     colours = matplotlib.colormaps["viridis"].with_extremes(bad=SEE_THROUGH)
     scale = Scale(Normalize(0.0, high), colours)
-    grid = _grid(f"Reward, true and predicted · {world} · {_whose(cells)}", marks, cells, first)
+    grid = _grid(f"Reward, true and predicted · {world}", marks, cells, first)
     for cell in [*first, *cells]:
         notes = _reward_notes(cell.map.values, marks)
         is_believed = cell.name != TRUTH and cell.map.so_far  # the truth is the same all along
@@ -199,14 +200,6 @@ def _plot_rewards(world: str, truth: list[Cell], cells: list[Cell], marks: Landm
     bar = _colour_bar(grid, scale, "both")
     bar.set_label(f"reward\n({_signs(cells)})")
     return grid.figure
-
-
-def _whose(cells: list[Cell]) -> str:
-    """Whether maps are means, and of which seed if all are of the same one."""
-    owners = {cell.map.seeds for cell in cells}
-    if any(len(seeds) > 1 for seeds in owners):
-        return "mean over seeds"
-    return f"seed {owners.pop()[0]}" if len(owners) == 1 else "one seed each"
 
 
 def _reward_notes(values: np.ndarray, marks: Landmarks) -> list[str]:
@@ -229,6 +222,7 @@ def _grid(title: str, marks: Landmarks, cells: list[Cell], leading: Sequence[Cel
     shape = len(blocks) * len(phases), len(lead) + num_across
     height = max(LEAST_HEIGHT, 0.9 + 2.4 * shape[0])
     figure = Figure(figsize=(2.0 + 2.5 * shape[1], height), layout="constrained")
+    title = f"{title} · {whose(cell.map.seeds for cell in cells)}"
     title = fill(title, int(LETTERS_AN_INCH * figure.get_figwidth()))
     figure.suptitle(title, fontsize=11.5, fontweight="bold", x=0.01, ha="left")
     panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)

@@ -116,6 +116,14 @@ def _detailed(settings: dict[str, Any]) -> str:
     return f"{base_name(settings)} ({_details(settings)})"
 
 
+def whose(owners: Iterable[tuple[int, ...]]) -> str:
+    """Whether what is drawn are means over seeds, or of which seed all of it is."""
+    distinct = set(owners)
+    if any(len(seeds) > 1 for seeds in distinct):
+        return "mean over seeds"
+    return f"seed {distinct.pop()[0]}" if len(distinct) == 1 else "one seed each"
+
+
 def _details(settings: dict[str, Any]) -> str:
     buffer = settings["buffer"]
     rule = buffer["rule"]
