@@ -239,12 +239,13 @@ def test_a_log_gets_a_line_now_and_then(
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     events = [
         (30.0, Event("fitting the locality of a/[b]", 0, 200)),
-        (61.0, Event("fitting the locality of a/[b]", 0, 200)),
-        (65.0, Event("begins; rows go to runs/[a]", total=200, is_news=True)),
-        (70.0, Event("running", 50, 200, 1, 3.25, 12.5)),
-        (120.0, Event("running", 60, 200, 1, None, 1234.5)),  # 59 s after the line before
-        (121.0, Event("running", 70, 200, 1, None, 1234.5)),
-        (180.0, Event("running", 80, 200, 1)),
+        (89.0, Event("fitting the locality of a/[b]", 0, 200)),  # 59 s after the line before
+        (91.0, Event("fitting the locality of a/[b]", 0, 200)),
+        (95.0, Event("begins; rows go to runs/[a]", total=200, is_news=True)),
+        (100.0, Event("running", 50, 200, 1, 3.25, 12.5)),
+        (150.0, Event("running", 60, 200, 1, None, 1234.5)),  # 59 s again
+        (151.0, Event("running", 70, 200, 1, None, 1234.5)),
+        (210.0, Event("running", 80, 200, 1)),
         (500.0, Event("running", 140, 200, 2)),
         (600.0, Event("running", 150, 90_000, 2, None, 2.0)),
     ]
@@ -253,6 +254,7 @@ def test_a_log_gets_a_line_now_and_then(
             now = 1000.0 + after
             watch(event)
     assert capsys.readouterr().err.splitlines() == [
+        "lofo: fitting the locality of a/[b]",
         "lofo: fitting the locality of a/[b]",
         "lofo: begins; rows go to runs/[a]",
         "lofo: phase 1, step 70 of 200, 1,234 steps/s, return 3.25, about 0 min left",
