@@ -11,9 +11,9 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from lofo.experiments.paper_minigrid import MINIGRID_AGENT, MINIGRID_ENCODER
-from lofo.networks import CNN, TransposedCNN
-from lofo.types import Array, Key, Tree
+from lofo_rl.experiments.paper_minigrid import MINIGRID_AGENT, MINIGRID_ENCODER
+from lofo_rl.networks import CNN, TransposedCNN
+from lofo_rl.types import Array, Key, Tree
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 BATCH = 128

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 from recurrent import REPEATS, choose_kernels, update
 
-from lofo.agents import Dreamer
-from lofo.experiments import find
-from lofo.experiments.paper_reacher import small
+from lofo_rl.agents import Dreamer
+from lofo_rl.experiments import find
+from lofo_rl.experiments.paper_reacher import small
 
 ROUNDS = 5
 PARTS = "model", "actor", "value"

@@ -19,9 +19,9 @@ import time
 import jax
 import jax.numpy as jnp
 
-from lofo.experiments import Pack, find, loop
-from lofo.experiments import pack as packs
-from lofo.types import Transition
+from lofo_rl.experiments import Pack, find, loop
+from lofo_rl.experiments import pack as packs
+from lofo_rl.types import Transition
 
 STORED = 24_000
 

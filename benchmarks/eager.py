@@ -9,8 +9,8 @@ import time
 
 import jax
 
-from lofo.experiments import find
-from lofo.types import Transition
+from lofo_rl.experiments import find
+from lofo_rl.types import Transition
 
 
 def update(agent, state, batch, key):

@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.experiments import Pack, find
-from lofo.experiments.fitting import collect_pairs
-from lofo.experiments.survey import reach
-from lofo.locality import suggest_radius
-from lofo.networks import MLP, Chain, linear
-from lofo.types import Array
+from lofo_rl.experiments import Pack, find
+from lofo_rl.experiments.fitting import collect_pairs
+from lofo_rl.experiments.survey import reach
+from lofo_rl.locality import suggest_radius
+from lofo_rl.networks import MLP, Chain, linear
+from lofo_rl.types import Array
 
 JOINTS = jnp.array([0, 1, 4])  # of a code: shoulder, wrist, direction
 RADII = [0.02, 0.05, 0.1]

@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from scripted_arms import as_it_lies, follow
 
-from lofo.agents import Dreamer, PlaNet, WorldModel
-from lofo.agents.descent import descend, remember
-from lofo.agents.losses import BalancedKL, HingedKL
-from lofo.agents.planet import PLANET_MODEL
-from lofo.environments import Reacher
-from lofo.types import Step
+from lofo_rl.agents import Dreamer, PlaNet, WorldModel
+from lofo_rl.agents.descent import descend, remember
+from lofo_rl.agents.losses import BalancedKL, HingedKL
+from lofo_rl.agents.planet import PLANET_MODEL
+from lofo_rl.environments import Reacher
+from lofo_rl.types import Step
 
 WORLD = Reacher()
 LENGTH, WINDOW, BATCH = 100, 30, 12

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from unseen_actions import NUM_ACTIONS, World, tabulate
 
-from lofo.experiments import Experiment, Pack, checkpoint, find, loop
-from lofo.experiments.experiment import configuration
+from lofo_rl.experiments import Experiment, Pack, checkpoint, find, loop
+from lofo_rl.experiments.experiment import configuration
 
 WORDS = ("left", "right", "forward")
 

@@ -14,8 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.buffers import Fifo, Local, Replay, ReplayState, Reservoir, SequenceIndex, TransitionIndex
-from lofo.types import Transition
+from lofo_rl.buffers import (
+    Fifo,
+    Local,
+    Replay,
+    ReplayState,
+    Reservoir,
+    SequenceIndex,
+    TransitionIndex,
+)
+from lofo_rl.types import Transition
 
 CAPACITY, LIVE, EMBEDDING_SIZE, WINDOW = 32_768, 30_000, 16, 50
 RADIUS = 0.1

@@ -31,11 +31,11 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lofo import devices
-from lofo.agents import Dreamer, PlaNet
-from lofo.experiments import Experiment, Pack, find, loop
-from lofo.experiments.fitting import outline_localities
-from lofo.types import Batch, Step
+from lofo_rl import devices
+from lofo_rl.agents import Dreamer, PlaNet
+from lofo_rl.experiments import Experiment, Pack, find, loop
+from lofo_rl.experiments.fitting import outline_localities
+from lofo_rl.types import Batch, Step
 
 H200 = """
 gpu_device_info {

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from scripted_arms import follow
 
-from lofo.buffers import Local, SequenceIndex
-from lofo.environments import Reacher
-from lofo.environments.pilots import Pilot
-from lofo.experiments import find
-from lofo.locality import Contrastive
-from lofo.locality.base import Pairs
-from lofo.networks import MLP, Chain, linear
+from lofo_rl.buffers import Local, SequenceIndex
+from lofo_rl.environments import Reacher
+from lofo_rl.environments.pilots import Pilot
+from lofo_rl.experiments import find
+from lofo_rl.locality import Contrastive
+from lofo_rl.locality.base import Pairs
+from lofo_rl.networks import MLP, Chain, linear
 
 SEEN = np.array([0, 1, 2, 3, 6, 7])  # of the state: angles and T1's direction, no speeds
 CONTEXTS = ((1, 2), (3, 9), (10, 24), (25, 49))

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.environments.minigrid_pixels import draw_frames
-from lofo.experiments import REGISTRY, Pack
-from lofo.experiments.fitting import collect_pairs
-from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER, MINIGRID_LOCALITY
-from lofo.locality import Contrastive, diagnose
-from lofo.types import Array, Tree
+from lofo_rl.environments.minigrid_pixels import draw_frames
+from lofo_rl.experiments import REGISTRY, Pack
+from lofo_rl.experiments.fitting import collect_pairs
+from lofo_rl.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER, MINIGRID_LOCALITY
+from lofo_rl.locality import Contrastive, diagnose
+from lofo_rl.types import Array, Tree
 
 LOFO = REGISTRY["minigrid/dyna_q/lofo"]
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.networks import RSSM
+from lofo_rl.networks import RSSM
 
 NUM_CLASSES = 32
 REPEATS = 20

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.environments.mountaincar import HIGH, LOW, Car
-from lofo.experiments import checkpoint, find
+from lofo_rl.environments.mountaincar import HIGH, LOW, Car
+from lofo_rl.experiments import checkpoint, find
 
 GRID = (171, 141)  # positions, velocities
 SWEEPS_OF_VALUES = 2000  # 0.99 ** 2000 is 2e-9

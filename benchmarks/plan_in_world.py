@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.agents import PlaNet
-from lofo.agents.cem import CEM
-from lofo.environments import Reacher
-from lofo.environments.arm import fingertip
-from lofo.environments.raster import TARGET_DISTANCE
-from lofo.environments.reacher import REWARD_RADIUS
-from lofo.experiments.paper_reacher import OPTIMA
+from lofo_rl.agents import PlaNet
+from lofo_rl.agents.cem import CEM
+from lofo_rl.environments import Reacher
+from lofo_rl.environments.arm import fingertip
+from lofo_rl.environments.raster import TARGET_DISTANCE
+from lofo_rl.environments.reacher import REWARD_RADIUS
+from lofo_rl.experiments.paper_reacher import OPTIMA
 
 NUM_PLAYED, NUM_CARRIED = 100, 10
 

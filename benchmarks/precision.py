@@ -19,10 +19,10 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
-from lofo.agents import DynaQ, PlaNet
-from lofo.experiments import Experiment, Pack, find, loop, memory
-from lofo.experiments.paper_reacher import small
-from lofo.networks import Chain
+from lofo_rl.agents import DynaQ, PlaNet
+from lofo_rl.experiments import Experiment, Pack, find, loop, memory
+from lofo_rl.experiments.paper_reacher import small
+from lofo_rl.networks import Chain
 
 REACHER = small(find("reacher/dreamer/fifo-all"))
 RUNS = {

@@ -26,13 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 from scripted_arms import as_it_lies, draw_places, follow
 
-from lofo.buffers.neighbours import Automatic, oldest_near
-from lofo.environments import Reacher
-from lofo.environments.arm import fingertip
-from lofo.experiments import find
-from lofo.experiments.fitting import fit_localities, shelf_name
-from lofo.experiments.overrides import override
-from lofo.experiments.pack import Pack
+from lofo_rl.buffers.neighbours import Automatic, oldest_near
+from lofo_rl.environments import Reacher
+from lofo_rl.environments.arm import fingertip
+from lofo_rl.experiments import find
+from lofo_rl.experiments.fitting import fit_localities, shelf_name
+from lofo_rl.experiments.overrides import override
+from lofo_rl.experiments.pack import Pack
 
 ASIDE = 0.25  # rad, at most: where an arm rests beside T1, at 0.15 m from the shoulder
 CHUNK = 500  # pictures that are embedded at a time

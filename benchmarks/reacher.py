@@ -87,7 +87,7 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     import jax
 
-    from lofo.environments import RandomizedReacher, Reacher
+    from lofo_rl.environments import RandomizedReacher, Reacher
 
     peers = [measure_peer()]  # before and after, because other work may slow either
     device = jax.devices()[0]

@@ -26,11 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.agents import Dreamer, PlaNet
-from lofo.experiments import find
-from lofo.experiments.paper_reacher import small
-from lofo.locality import Pairs
-from lofo.types import Array, Batch, Step, Tree
+from lofo_rl.agents import Dreamer, PlaNet
+from lofo_rl.experiments import find
+from lofo_rl.experiments.paper_reacher import small
+from lofo_rl.locality import Pairs
+from lofo_rl.types import Array, Batch, Step, Tree
 
 REPEATS = 10
 NUM_PAIRS = 20_000

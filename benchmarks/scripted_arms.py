@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo.environments import Reacher
-from lofo.environments.arm import bend, fingertip
-from lofo.environments.base import State, Task
-from lofo.environments.pilots import BRAKE, STIFFNESS, Pilot, steer
-from lofo.environments.reacher import Arm, target
+from lofo_rl.environments import Reacher
+from lofo_rl.environments.arm import bend, fingertip
+from lofo_rl.environments.base import State, Task
+from lofo_rl.environments.pilots import BRAKE, STIFFNESS, Pilot, steer
+from lofo_rl.environments.reacher import Arm, target
 
 NOISE = 0.3  # of the agents' actions
 # Where arms roam: about all of T1, and elsewhere in it after so many steps on average.

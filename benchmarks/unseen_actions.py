@@ -23,11 +23,11 @@ import numpy as np
 import optax
 from minigrid_locality import embed_all
 
-from lofo.environments import MiniGrid
-from lofo.environments.minigrid_pixels import draw_frames
-from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_AGENT, MINIGRID_ENCODER
-from lofo.networks import Chain, linear
-from lofo.types import Array, Tree
+from lofo_rl.environments import MiniGrid
+from lofo_rl.environments.minigrid_pixels import draw_frames
+from lofo_rl.experiments.paper_minigrid import MINIGRID, MINIGRID_AGENT, MINIGRID_ENCODER
+from lofo_rl.networks import Chain, linear
+from lofo_rl.types import Array, Tree
 
 NUM_ACTIONS = MINIGRID.spec.num_actions
 DECODER = replace(MINIGRID_AGENT.decoder, dtype="float32")

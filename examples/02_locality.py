@@ -7,9 +7,9 @@ walks it learns which of them are one action apart.
 import jax
 import numpy as np
 
-from lofo.environments import MiniGrid, Pose
-from lofo.locality import Contrastive, Pairs, diagnose, suggest_radius
-from lofo.networks import MLP, Chain, linear
+from lofo_rl.environments import MiniGrid, Pose
+from lofo_rl.locality import Contrastive, Pairs, diagnose, suggest_radius
+from lofo_rl.networks import MLP, Chain, linear
 
 world = MiniGrid()
 task = world.train_task(1)

@@ -6,13 +6,13 @@ Phase 1: T1 pays 4 and T2 pays 2. Phase 2: T1 pays only 1, and training never le
 import tempfile
 from pathlib import Path
 
-from lofo.agents import DynaQ
-from lofo.buffers import Fifo, Local
-from lofo.environments import MiniGrid
-from lofo.experiments import Buffer, Experiment, Pack, Phase, Schedule, run
-from lofo.locality import Handcrafted
-from lofo.networks import IDENTITY, MLP
-from lofo.reports import summarise, verdict_table
+from lofo_rl.agents import DynaQ
+from lofo_rl.buffers import Fifo, Local
+from lofo_rl.environments import MiniGrid
+from lofo_rl.experiments import Buffer, Experiment, Pack, Phase, Schedule, run
+from lofo_rl.locality import Handcrafted
+from lofo_rl.networks import IDENTITY, MLP
+from lofo_rl.reports import summarise, verdict_table
 
 DISCOUNT = 0.9  # far from 1, so that planning settles in two thousand steps
 world = MiniGrid(size=4, time_limit=40, discount=DISCOUNT)

@@ -2,7 +2,7 @@
 
 A rule is a frozen dataclass with one method, `place`, which answers one question: which row does
 the newcomer take? `ReplayBuffer` knows the three built-in rules only; an own rule goes into the
-functional `Replay`, which runs under jit, scan and vmap, and into `lofo.experiments.Buffer`.
+functional `Replay`, which runs under jit, scan and vmap, and into `lofo_rl.experiments.Buffer`.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-import lofo
-from lofo.buffers import Placement, check_rule, near
+import lofo_rl
+from lofo_rl.buffers import Placement, check_rule, near
 
 
-@lofo.register_dataclass
+@lofo_rl.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AnyNeighbour:
     """Local forgetting without a sense of age."""
@@ -37,7 +37,7 @@ class AnyNeighbour:
 
 def stale_after(rule, num_visits):
     """Old rewards left in a cell that held ten of them, after new ones have come."""
-    replay = lofo.Replay(lofo.TransitionIndex(rule, capacity=64))
+    replay = lofo_rl.Replay(lofo_rl.TransitionIndex(rule, capacity=64))
     rewards = jnp.concatenate([jnp.full(10, 4.0), jnp.full(num_visits, 1.0)])
     keys = jax.random.split(jax.random.key(0), (1000, len(rewards)))
 
@@ -52,6 +52,6 @@ def stale_after(rule, num_visits):
 
 check_rule(AnyNeighbour(0.5, 10), jax.random.key(0))  # raises if it breaks a promise
 print("stale rewards left after so many new visits (mean of 1000 lives)")
-for rule in (lofo.Local(0.5, 10), AnyNeighbour(0.5, 10)):
+for rule in (lofo_rl.Local(0.5, 10), AnyNeighbour(0.5, 10)):
     left = {visits: stale_after(rule, visits) for visits in (5, 10, 20, 40)}
     print(f"  {type(rule).__name__:14}", "  ".join(f"{v}: {n:5.2f}" for v, n in left.items()))

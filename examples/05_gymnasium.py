@@ -9,7 +9,7 @@ import time
 import gymnasium
 import numpy as np
 
-import lofo.adapters.gymnasium  # noqa: F401  registers the ids
+import lofo_rl.adapters.gymnasium  # noqa: F401  registers the ids
 
 
 class RandomAgent:

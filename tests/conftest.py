@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.agents import DynaQ
-from lofo.agents.base import Appetite
-from lofo.buffers import Fifo, Local
-from lofo.environments import MiniGrid
-from lofo.experiments import Buffer, Experiment, Pack, Phase, Schedule, loop, run
-from lofo.locality import Handcrafted
-from lofo.networks import IDENTITY, MLP
-from lofo.records import ROWS
+from lofo_rl.agents import DynaQ
+from lofo_rl.agents.base import Appetite
+from lofo_rl.buffers import Fifo, Local
+from lofo_rl.environments import MiniGrid
+from lofo_rl.experiments import Buffer, Experiment, Pack, Phase, Schedule, loop, run
+from lofo_rl.locality import Handcrafted
+from lofo_rl.networks import IDENTITY, MLP
+from lofo_rl.records import ROWS
 
 COMPILED = ("init", "switch", "advance", "judge", "picture")  # the programs of one pack
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.agents.losses import HingedKL
-from lofo.agents.world_model import WorldModel
-from lofo.networks import CNN, MLP, RSSM, Discrete, Gaussian, TransposedCNN
+from lofo_rl.agents.losses import HingedKL
+from lofo_rl.agents.world_model import WorldModel
+from lofo_rl.networks import CNN, MLP, RSSM, Discrete, Gaussian, TransposedCNN
 
 TINY = WorldModel(
     (8, 8, 1),

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo.environments import Car, MiniGrid, MountainCar, Task, World
-from lofo.environments.mountaincar import HIGH, LOW
+from lofo_rl.environments import Car, MiniGrid, MountainCar, Task, World
+from lofo_rl.environments.mountaincar import HIGH, LOW
 
 Policy = Callable[[Any, jax.Array], jax.Array]  # (what was planned, code) -> action
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.environments import Reacher
-from lofo.environments.arm import fingertip
-from lofo.environments.minigrid_pixels import draw_frames
-from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER
+from lofo_rl.environments import Reacher
+from lofo_rl.environments.arm import fingertip
+from lofo_rl.environments.minigrid_pixels import draw_frames
+from lofo_rl.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 KEY = jax.random.key(0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import oracles
-from lofo.buffers import (
+from lofo_rl.buffers import (
     ByError,
     ByReward,
     DeviceStorage,
@@ -27,9 +27,9 @@ from lofo.buffers import (
     Uniform,
     near,
 )
-from lofo.buffers import ledger as ledgers
-from lofo.buffers.draws import BLOCK, draw_weighted
-from lofo.types import Step, Transition, register_dataclass
+from lofo_rl.buffers import ledger as ledgers
+from lofo_rl.buffers.draws import BLOCK, draw_weighted
+from lofo_rl.types import Step, Transition, register_dataclass
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
 RADII = (0.25, 0.5, 0.75, 1.25, 64.0)  # the last is larger than the world

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from conftest import Finished, result_lines
-from lofo import cli, folders
-from lofo.buffers import Fifo
-from lofo.experiments import DEMO, REGISTRY, SWEEPS, Pack, find, find_all
-from lofo.options import parse_seeds
-from lofo.records import ROWS
-from lofo.types import LofoError
+from lofo_rl import cli, folders
+from lofo_rl.buffers import Fifo
+from lofo_rl.experiments import DEMO, REGISTRY, SWEEPS, Pack, find, find_all
+from lofo_rl.options import parse_seeds
+from lofo_rl.records import ROWS
+from lofo_rl.types import LofoError
 
 MOUNTAINCAR = "mountaincar/dyna_q/lofo"
 SEARCH = "mountaincar/dyna_q/search"
@@ -508,7 +508,7 @@ def test_what_is_to_be_typed_begins_as_the_command_did(
     assert Answer(capsys, *words).out.endswith(f"Figures: {began} report 'my runs'\n")
 
 
-@pytest.mark.parametrize("before", [["python", "-m", "lofo.cli"], ["python", cli.__file__]])
+@pytest.mark.parametrize("before", [["python", "-m", "lofo_rl.cli"], ["python", cli.__file__]])
 def test_what_is_to_be_typed_begins_as_the_module_did(
     before: list[str], packs: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -537,7 +537,7 @@ def test_report_draws_and_report_json_counts(
 def test_a_reader_that_has_seen_enough_loses_words_alone(
     finished: Finished, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "lofo.cli", "report", str(finished.folder)]
+    command = [sys.executable, "-m", "lofo_rl.cli", "report", str(finished.folder)]
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does, though sooner
     words = [*command, "--out", str(tmp_path)]
@@ -586,7 +586,7 @@ def test_an_interrupt_says_how_to_go_on(
 
 
 def test_the_console_command_is_the_module() -> None:
-    command = [sys.executable, "-m", "lofo.cli", "show", "nowhere"]
+    command = [sys.executable, "-m", "lofo_rl.cli", "show", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("lofo: no run is called 'nowhere'")
 
@@ -594,7 +594,7 @@ def test_the_console_command_is_the_module() -> None:
 BUSY = """
 import signal
 import jax
-from lofo import cli, interrupts
+from lofo_rl import cli, interrupts
 
 def main():
     forever = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: (x + 1) % 7, x))

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from lofo.experiments import DEMO, Pack, run
-from lofo.reports import summarise
+from lofo_rl.experiments import DEMO, Pack, run
+from lofo_rl.reports import summarise
 
 
 def test_the_demo_compares_equals():

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from lofo.agents import descent
+from lofo_rl.agents import descent
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import lofo
-from lofo.cli import parse_with_fields
-from lofo.experiments import Pack, find, loop
-from lofo.experiments.fitting import shelf_name
-from lofo.reports.runs import load
+import lofo_rl
+from lofo_rl.cli import parse_with_fields
+from lofo_rl.experiments import Pack, find, loop
+from lofo_rl.experiments.fitting import shelf_name
+from lofo_rl.reports.runs import load
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ROOT / "src" / "lofo"
+SOURCES = ROOT / "src" / "lofo_rl"
 WITH_CODE = [ROOT / "README.md", ROOT / "docs" / "extending.md", ROOT / "docs" / "worlds.md"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -72,7 +72,7 @@ def test_concepts_explain_every_metric_of_a_run(finished, recorded):
 
 
 def public_classes():
-    modules = [m.name for m in pkgutil.walk_packages(lofo.__path__, "lofo.")]
+    modules = [m.name for m in pkgutil.walk_packages(lofo_rl.__path__, "lofo_rl.")]
     for module in map(import_module, modules):
         yield from inspect.getmembers(module, inspect.isclass)
 

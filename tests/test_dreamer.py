@@ -9,14 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from lofo.agents.base import Agent
-from lofo.agents.descent import remember
-from lofo.agents.dreamer import Dreamer
-from lofo.agents.losses import BalancedKL
-from lofo.agents.returns import lambda_returns
-from lofo.networks import MLP, Discrete
-from lofo.networks.distributions import TruncatedNormal
-from lofo.types import Batch, LofoError, Step
+from lofo_rl.agents.base import Agent
+from lofo_rl.agents.descent import remember
+from lofo_rl.agents.dreamer import Dreamer
+from lofo_rl.agents.losses import BalancedKL
+from lofo_rl.agents.returns import lambda_returns
+from lofo_rl.networks import MLP, Discrete
+from lofo_rl.networks.distributions import TruncatedNormal
+from lofo_rl.types import Batch, LofoError, Step
 from models import TINY, drawn, jit
 
 KEY = jax.random.key(0)

@@ -9,17 +9,17 @@ import numpy as np
 import optax
 import pytest
 
-from lofo.agents import DynaQ
-from lofo.agents.losses import (
+from lofo_rl.agents import DynaQ
+from lofo_rl.agents.losses import (
     dynamics_loss,
     planning_target,
     reward_loss,
     termination_loss,
     value_loss,
 )
-from lofo.experiments.paper import MOUNTAINCAR_AGENT
-from lofo.networks import IDENTITY, MLP, Rescale
-from lofo.types import Batch, Transition
+from lofo_rl.experiments.paper import MOUNTAINCAR_AGENT
+from lofo_rl.networks import IDENTITY, MLP, Rescale
+from lofo_rl.types import Batch, Transition
 from worlds import DISCOUNT, NUM_ROWS, PROBES
 
 SMALL = DynaQ(

@@ -15,22 +15,22 @@ import pytest
 from PIL import Image, ImageColor, ImageSequence
 
 from conftest import arrays, compilations, result_lines, tiny_pack
-from lofo import cli
-from lofo.agents import Appetite, Dreamer
-from lofo.buffers import Fifo, Reservoir
-from lofo.environments import Reacher
-from lofo.environments.minigrid_pixels import MiniGridPixels
-from lofo.environments.reacher import Arm
-from lofo.experiments import Buffer, Event, Experiment, Pack, Phase, Schedule, loop, run
-from lofo.experiments.compiling import Ahead
-from lofo.experiments.film import NUM_SEEN, film, is_filmed
-from lofo.experiments.pack import Runs
-from lofo.experiments.timeline import evaluation_tasks
-from lofo.networks import CNN, MLP, RSSM, Discrete, TransposedCNN
-from lofo.records import ROWS, read, thin
-from lofo.reports import films as films_module
-from lofo.reports import make_films, write_report
-from lofo.types import LofoError
+from lofo_rl import cli
+from lofo_rl.agents import Appetite, Dreamer
+from lofo_rl.buffers import Fifo, Reservoir
+from lofo_rl.environments import Reacher
+from lofo_rl.environments.minigrid_pixels import MiniGridPixels
+from lofo_rl.environments.reacher import Arm
+from lofo_rl.experiments import Buffer, Event, Experiment, Pack, Phase, Schedule, loop, run
+from lofo_rl.experiments.compiling import Ahead
+from lofo_rl.experiments.film import NUM_SEEN, film, is_filmed
+from lofo_rl.experiments.pack import Runs
+from lofo_rl.experiments.timeline import evaluation_tasks
+from lofo_rl.networks import CNN, MLP, RSSM, Discrete, TransposedCNN
+from lofo_rl.records import ROWS, read, thin
+from lofo_rl.reports import films as films_module
+from lofo_rl.reports import make_films, write_report
+from lofo_rl.types import LofoError
 from models import TINY, TINY_PLANET, drawn, jit
 
 ROOM = MiniGridPixels(size=4, time_limit=12)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from conftest import Finished, Walker, result_lines, values, walk
-from lofo import cli, progress
-from lofo.agents import DynaQ
-from lofo.experiments import Event, Pack, loop, run
-from lofo.experiments.pack import Runs
-from lofo.records import NOT_FINITE, ROWS
-from lofo.reports import summarise
-from lofo.types import LofoError, Metrics
+from lofo_rl import cli, progress
+from lofo_rl.agents import DynaQ
+from lofo_rl.experiments import Event, Pack, loop, run
+from lofo_rl.experiments.pack import Runs
+from lofo_rl.records import NOT_FINITE, ROWS
+from lofo_rl.reports import summarise
+from lofo_rl.types import LofoError, Metrics
 
 BAD, GOOD = "walk/bad", "walk/good"
 COMPLAINT = "loss is not finite at step 62 of walk/bad, seed {}"

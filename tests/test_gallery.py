@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.agents import DynaQ
-from lofo.buffers import Fifo
-from lofo.environments import MiniGridPixels
-from lofo.experiments import REGISTRY, Buffer, Experiment, Pack, Phase, Schedule, loop
-from lofo.experiments.paper_minigrid import (
+from lofo_rl.agents import DynaQ
+from lofo_rl.buffers import Fifo
+from lofo_rl.environments import MiniGridPixels
+from lofo_rl.experiments import REGISTRY, Buffer, Experiment, Pack, Phase, Schedule, loop
+from lofo_rl.experiments.paper_minigrid import (
     MINIGRID,
     MINIGRID_AGENT,
     MINIGRID_ENCODER,
     MINIGRID_LOCALITY,
 )
-from lofo.networks import (
+from lofo_rl.networks import (
     CNN,
     MLP,
     Chain,
@@ -31,9 +31,9 @@ from lofo.networks import (
     pixels_of,
     see_through,
 )
-from lofo.networks.convolutions import convolve, spread
-from lofo.networks.gallery import add_up, atlas, look_up
-from lofo.types import Batch, Transition
+from lofo_rl.networks.convolutions import convolve, spread
+from lofo_rl.networks.gallery import add_up, atlas, look_up
+from lofo_rl.types import Batch, Transition
 
 KEY = jax.random.key(0)
 LAYOUT = ("NHWC", "HWIO", "NHWC")

@@ -20,13 +20,13 @@ from gymnasium.error import NameNotFound, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-import lofo.adapters.gymnasium as adapter
+import lofo_rl.adapters.gymnasium as adapter
 from conftest import compilations
-from lofo.adapters import screen
-from lofo.adapters.choices import available, kinds_of
-from lofo.adapters.drawing import picture
-from lofo.adapters.gymnasium import LocaEnv, LocaVectorEnv
-from lofo.environments import Chart, MiniGrid, MountainCar, Spec, World
+from lofo_rl.adapters import screen
+from lofo_rl.adapters.choices import available, kinds_of
+from lofo_rl.adapters.drawing import picture
+from lofo_rl.adapters.gymnasium import LocaEnv, LocaVectorEnv
+from lofo_rl.environments import Chart, MiniGrid, MountainCar, Spec, World
 
 ROOT = Path(__file__).parents[1]
 IDS = adapter.ids()
@@ -171,7 +171,7 @@ def check_vector(own_id, **wishes):
 def test_one_id_is_enough_where_nothing_of_ours_was_imported():
     code = (
         "import gymnasium\n"
-        f"env = gymnasium.make('lofo.adapters.gymnasium:{ROOM}')\n"
+        f"env = gymnasium.make('lofo_rl.adapters.gymnasium:{ROOM}')\n"
         "envs = gymnasium.make_vec('lofo/MiniGridLoCA-v0', num_envs=2)\n"
         "print(env.spec.id, type(envs).__name__, env.reset(seed=0)[0].sum())"
     )
@@ -182,8 +182,8 @@ def test_one_id_is_enough_where_nothing_of_ours_was_imported():
 def test_without_gymnasium_the_library_loads_and_the_package_is_named():
     code = (
         "import sys; sys.modules['gymnasium'] = None\n"
-        "import lofo, lofo.adapters\n"
-        "try:\n    import lofo.adapters.gymnasium\n"
+        "import lofo_rl, lofo_rl.adapters\n"
+        "try:\n    import lofo_rl.adapters.gymnasium\n"
         "except ModuleNotFoundError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -513,7 +513,7 @@ def test_pictures_show_the_state(own_id):
 
 def test_a_world_of_ones_own_needs_one_line():
     """Vectors as actions, goals that do not end, no picture: drawn as its chart."""
-    home = "lofo.adapters.gymnasium"
+    home = "lofo_rl.adapters.gymnasium"
     gymnasium.register("test/Track-v0", f"{home}:LocaEnv", kwargs={"world": Track()},
                        vector_entry_point=f"{home}:LocaVectorEnv")  # fmt: skip
     env = gymnasium.make("test/Track-v0", render_mode="rgb_array")
@@ -550,7 +550,7 @@ def test_a_window_needs_a_screen(monkeypatch):
 
 def test_a_window_shows_every_step(monkeypatch):
     monkeypatch.setattr(screen, "missing", lambda: None)
-    monkeypatch.setattr("lofo.adapters.loca_env.FRAMES_PER_SECOND", 1000)
+    monkeypatch.setattr("lofo_rl.adapters.loca_env.FRAMES_PER_SECOND", 1000)
     env = gymnasium.make(CAR, render_mode="human")  # in tests, matplotlib draws into memory
     env.reset(seed=0)
     image = env.unwrapped._window._image

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lofo.experiments import REGISTRY
+from lofo_rl.experiments import REGISTRY
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "src" / "lofo").rglob("*.py"))
+SOURCES = sorted((ROOT / "src" / "lofo_rl").rglob("*.py"))
 TEXTS = sorted(
     path
     for folder in ("src", "tests", "docs", "examples", "benchmarks")
@@ -39,7 +39,7 @@ def test_the_floors_hold() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_files_are_short_and_well_named(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 300
-    parts = path.relative_to(ROOT / "src" / "lofo").parts
+    parts = path.relative_to(ROOT / "src" / "lofo_rl").parts
     assert len(parts) <= 2 and not VAGUE & {Path(part).stem for part in parts}
 
 
@@ -67,10 +67,10 @@ def test_every_run_says_where_the_paper_shows_it(run_id: str) -> None:
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("lofo", {"matplotlib", "tyro", "rich", "gymnasium", "torch"}),
-        ("lofo.experiments", {"matplotlib", "tyro", "rich"}),
-        ("lofo.records", {"matplotlib", "tyro", "rich", "optax"}),
-        ("lofo.buffers", {"matplotlib", "tyro", "rich", "optax"}),
+        ("lofo_rl", {"matplotlib", "tyro", "rich", "gymnasium", "torch"}),
+        ("lofo_rl.experiments", {"matplotlib", "tyro", "rich"}),
+        ("lofo_rl.records", {"matplotlib", "tyro", "rich", "optax"}),
+        ("lofo_rl.buffers", {"matplotlib", "tyro", "rich", "optax"}),
     ],
 )
 def test_an_import_drags_nothing_heavy_along(module: str, unwanted: set[str]) -> None:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.buffers import Local, Replay, TransitionIndex
-from lofo.environments import MountainCar
-from lofo.experiments.paper import MOUNTAINCAR_HANDCRAFTED, MOUNTAINCAR_LOCALITY
-from lofo.locality import (
+from lofo_rl.buffers import Local, Replay, TransitionIndex
+from lofo_rl.environments import MountainCar
+from lofo_rl.experiments.paper import MOUNTAINCAR_HANDCRAFTED, MOUNTAINCAR_LOCALITY
+from lofo_rl.locality import (
     Contrastive,
     Handcrafted,
     Pairs,
@@ -22,12 +22,12 @@ from lofo.locality import (
     pairs_of,
     suggest_radius,
 )
-from lofo.locality.base import as_it_is
-from lofo.locality.contrastive import draw_others
-from lofo.locality.diagnostics import QUANTILES
-from lofo.networks import CNN, IDENTITY, MLP, Chain, Pixels, linear
-from lofo.records import read
-from lofo.types import LofoError
+from lofo_rl.locality.base import as_it_is
+from lofo_rl.locality.contrastive import draw_others
+from lofo_rl.locality.diagnostics import QUANTILES
+from lofo_rl.networks import CNN, IDENTITY, MLP, Chain, Pixels, linear
+from lofo_rl.records import read
+from lofo_rl.types import LofoError
 
 RESULTS = Path(__file__).parent.parent / "results"
 ENCODER = Chain((MLP((16,), "tanh", "torch"), linear(2, "torch")))

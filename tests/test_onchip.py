@@ -11,15 +11,15 @@ import optax
 import pytest
 
 from conftest import tiny_pack
-from lofo.agents import DynaQ, on_chip
-from lofo.agents.dyna_q_onchip import DynaQOnChip
-from lofo.experiments import loop
-from lofo.experiments import pack as packs
-from lofo.experiments.fitting import outline_localities
-from lofo.experiments.provenance import provenance
-from lofo.networks import MLP, recurrence
-from lofo.networks.onchip import Adam, Dense, Lessons, is_supported
-from lofo.types import Batch, Transition
+from lofo_rl.agents import DynaQ, on_chip
+from lofo_rl.agents.dyna_q_onchip import DynaQOnChip
+from lofo_rl.experiments import loop
+from lofo_rl.experiments import pack as packs
+from lofo_rl.experiments.fitting import outline_localities
+from lofo_rl.experiments.provenance import provenance
+from lofo_rl.networks import MLP, recurrence
+from lofo_rl.networks.onchip import Adam, Dense, Lessons, is_supported
+from lofo_rl.types import Batch, Transition
 
 NUM_STEPS, RATE = 3, 1e-2
 OPTIMISER = optax.adam(RATE, eps=1e-4)

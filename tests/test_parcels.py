@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.experiments.parcels import SMALL, Parcel, lean_loop, lean_scan
-from lofo.types import Array
+from lofo_rl.experiments.parcels import SMALL, Parcel, lean_loop, lean_scan
+from lofo_rl.types import Array
 
 
 class Carried(NamedTuple):

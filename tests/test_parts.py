@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from conftest import Finished, result_lines, values
-from lofo.buffers import Local
-from lofo.experiments import PRESETS, REGISTRY, Pack, run
-from lofo.experiments.parts import CHUNK, CONTENTS, join, split
-from lofo.networks import CNN, MLP, TransposedCNN
-from lofo.types import LofoError
+from lofo_rl.buffers import Local
+from lofo_rl.experiments import PRESETS, REGISTRY, Pack, run
+from lofo_rl.experiments.parts import CHUNK, CONTENTS, join, split
+from lofo_rl.networks import CNN, MLP, TransposedCNN
+from lofo_rl.types import LofoError
 from models import TINY
 
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo import devices
-from lofo.networks import convolutions, patchless
-from lofo.networks.library import EVERY_DIGIT, Library
-from lofo.networks.patchless import Kernels
-from lofo.networks.sliding import Sliding
+from lofo_rl import devices
+from lofo_rl.networks import convolutions, patchless
+from lofo_rl.networks.library import EVERY_DIGIT, Library
+from lofo_rl.networks.patchless import Kernels
+from lofo_rl.networks.sliding import Sliding
 
 SHAPES = {  # pictures, kernel and bias: 4 × 4 pixels in steps of 2, as the agents have them
     "convolve": [(3, 9, 8, 3), (4, 4, 3, 5), (5,)],

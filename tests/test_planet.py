@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from lofo.agents.cem import CEM
-from lofo.agents.losses import HingedKL
-from lofo.agents.planet import PLANET_MODEL, PlaNet
-from lofo.networks import CNN, MLP, RSSM, Gaussian, TransposedCNN
-from lofo.types import Batch, LofoError, Step
+from lofo_rl.agents.cem import CEM
+from lofo_rl.agents.losses import HingedKL
+from lofo_rl.agents.planet import PLANET_MODEL, PlaNet
+from lofo_rl.networks import CNN, MLP, RSSM, Gaussian, TransposedCNN
+from lofo_rl.types import Batch, LofoError, Step
 from models import jit
 
 PLANNER = CEM()  # the paper's sizes

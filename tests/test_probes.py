@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.agents.dyna_q import Prediction
-from lofo.environments import MiniGrid, Reacher
-from lofo.experiments.evaluation import evaluate
-from lofo.experiments.probes import _reward_maps, probe_model
+from lofo_rl.agents.dyna_q import Prediction
+from lofo_rl.environments import MiniGrid, Reacher
+from lofo_rl.experiments.evaluation import evaluate
+from lofo_rl.experiments.probes import _reward_maps, probe_model
 
 ROOM = MiniGrid()
 STATES = ROOM.probe_states()

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.environments import Arm, RandomizedReacher, Reacher, State, Task, check_loca
-from lofo.environments.arm import WRIST_LIMIT, Joints, bend, fingertip, move
-from lofo.environments.pilots import OPTIMA, STALE, play_pilots, reference_return
-from lofo.environments.raster import draw
-from lofo.environments.reacher import FIXED_DIRECTION, target
+from lofo_rl.environments import Arm, RandomizedReacher, Reacher, State, Task, check_loca
+from lofo_rl.environments.arm import WRIST_LIMIT, Joints, bend, fingertip, move
+from lofo_rl.environments.pilots import OPTIMA, STALE, play_pilots, reference_return
+from lofo_rl.environments.raster import draw
+from lofo_rl.environments.reacher import FIXED_DIRECTION, target
 
 WORLDS = (Reacher(), RandomizedReacher())
 by_world = pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.spec.name)

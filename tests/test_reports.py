@@ -13,9 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from lofo import cli
-from lofo.records import NOT_FINITE, Recorder, Row, read, read_arrays, thin, write_arrays
-from lofo.reports import (
+from lofo_rl import cli
+from lofo_rl.records import NOT_FINITE, Recorder, Row, read, read_arrays, thin, write_arrays
+from lofo_rl.reports import (
     adaptation_table,
     as_json,
     draw_curves,
@@ -25,17 +25,17 @@ from lofo.reports import (
     verdict_table,
     write_report,
 )
-from lofo.reports.adaptation import stale_share
-from lofo.reports.curves import plot_curves
-from lofo.reports.diagnostics import plot_diagnostics
-from lofo.reports.landmarks import find_landmarks
-from lofo.reports.maps import plot_maps, read_map
-from lofo.reports.names import compact, different, label, member_name, share_of_paper
-from lofo.reports.runs import Curve, Run, choose, load
-from lofo.reports.styles import Style, by_world, styles
-from lofo.reports.summary import bootstrap_interval, interquartile_mean
-from lofo.reports.tables import verdict, with_error
-from lofo.types import LofoError
+from lofo_rl.reports.adaptation import stale_share
+from lofo_rl.reports.curves import plot_curves
+from lofo_rl.reports.diagnostics import plot_diagnostics
+from lofo_rl.reports.landmarks import find_landmarks
+from lofo_rl.reports.maps import plot_maps, read_map
+from lofo_rl.reports.names import compact, different, label, member_name, share_of_paper
+from lofo_rl.reports.runs import Curve, Run, choose, load
+from lofo_rl.reports.styles import Style, by_world, styles
+from lofo_rl.reports.summary import bootstrap_interval, interquartile_mean
+from lofo_rl.reports.tables import verdict, with_error
+from lofo_rl.types import LofoError
 
 OPTIMA = (4.0, 2.0)
 STALE = 1.0
@@ -128,7 +128,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_bytes(b"a figure")
         return path
 
-    monkeypatch.setattr("lofo.reports.report.save", save)
+    monkeypatch.setattr("lofo_rl.reports.report.save", save)
 
 
 def shortened(run: str, buffer: str = "LoFo", fraction: float = 1 / 3) -> dict[str, Any]:
@@ -889,7 +889,7 @@ def test_figures_are_drawn_and_repeat(tmp_path: Path, monkeypatch: pytest.Monkey
         assert image.shape[1] > 700 and len(colours) > 50
     again = draw_curves([folder], tmp_path / "again.png")
     assert again.read_bytes() == paths[0].read_bytes()
-    monkeypatch.setattr("lofo.reports.maps.save", lambda figure, path: path)
+    monkeypatch.setattr("lofo_rl.reports.maps.save", lambda figure, path: path)
     assert [p.name for p in draw_maps([folder], tmp_path / "demo-")] == [
         "demo-coverage.png",
         "demo-rewards.png",
@@ -1178,8 +1178,8 @@ def test_a_record_without_maps_still_gives_a_page(folder: Path, tmp_path: Path) 
 
 
 def test_reports_and_worlds_agree_on_the_rewards():
-    from lofo.environments import TASK_REWARDS
-    from lofo.reports.runs import TRUE_REWARDS
+    from lofo_rl.environments import TASK_REWARDS
+    from lofo_rl.reports.runs import TRUE_REWARDS
 
     assert tuple(TRUE_REWARDS[phase] for phase in (1, 2)) == TASK_REWARDS
 

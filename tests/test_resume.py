@@ -21,21 +21,21 @@ import numpy as np
 import pytest
 
 from conftest import Finished, arrays, program_counts, result_lines
-from lofo.experiments import Event, Pack, checkpoint, loop, run
-from lofo.experiments.compiling import Ahead
-from lofo.records import ROWS, Recorder, Row, read
-from lofo.reports.maps import plot_maps
-from lofo.reports.runs import load
-from lofo.types import LofoError
+from lofo_rl.experiments import Event, Pack, checkpoint, loop, run
+from lofo_rl.experiments.compiling import Ahead
+from lofo_rl.records import ROWS, Recorder, Row, read
+from lofo_rl.reports.maps import plot_maps
+from lofo_rl.reports.runs import load
+from lofo_rl.types import LofoError
 
 DRIVER = '''
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
 from conftest import tiny_pack
-from lofo.experiments import run
-from lofo.experiments.compiling import Ahead
-from lofo.records import Recorder
+from lofo_rl.experiments import run
+from lofo_rl.experiments.compiling import Ahead
+from lofo_rl.records import Recorder
 
 Ahead.is_ready = lambda self, program: self.wait_for(program) is None  # else chance decides
 folder, pause, point = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]

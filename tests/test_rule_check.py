@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from lofo.buffers import Fifo, Local, Placement, Reservoir, check_rule, near
-from lofo.types import LofoError, register_dataclass
+from lofo_rl.buffers import Fifo, Local, Placement, Reservoir, check_rule, near
+from lofo_rl.types import LofoError, register_dataclass
 
 KEY = jax.random.key(0)
 NOBODY, NO = jnp.zeros((), jnp.int32), jnp.zeros((), bool)

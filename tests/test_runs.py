@@ -29,11 +29,11 @@ from conftest import (
     values,
     walk,
 )
-from lofo.agents import Dreamer, DynaQ, PlaNet
-from lofo.agents.cem import CEM
-from lofo.buffers import Fifo, Local, Replay, Reservoir, TransitionIndex
-from lofo.environments import MiniGrid, Task
-from lofo.experiments import (
+from lofo_rl.agents import Dreamer, DynaQ, PlaNet
+from lofo_rl.agents.cem import CEM
+from lofo_rl.buffers import Fifo, Local, Replay, Reservoir, TransitionIndex
+from lofo_rl.environments import MiniGrid, Task
+from lofo_rl.experiments import (
     REGISTRY,
     Buffer,
     Event,
@@ -47,19 +47,19 @@ from lofo.experiments import (
     run,
     shorten,
 )
-from lofo.experiments import evaluate as evaluate_episodes
-from lofo.experiments.checkpoint import load
-from lofo.experiments.compiling import Ahead
-from lofo.experiments.experiment import configuration
-from lofo.experiments.pack import Runs
-from lofo.experiments.probes import describe_buffer
-from lofo.experiments.settings import describe
-from lofo.experiments.timeline import evaluation_tasks, plan
-from lofo.locality import Handcrafted
-from lofo.networks import MLP, Chain, linear
-from lofo.records import read
-from lofo.reports import summarise
-from lofo.types import LofoError, Transition
+from lofo_rl.experiments import evaluate as evaluate_episodes
+from lofo_rl.experiments.checkpoint import load
+from lofo_rl.experiments.compiling import Ahead
+from lofo_rl.experiments.experiment import configuration
+from lofo_rl.experiments.pack import Runs
+from lofo_rl.experiments.probes import describe_buffer
+from lofo_rl.experiments.settings import describe
+from lofo_rl.experiments.timeline import evaluation_tasks, plan
+from lofo_rl.locality import Handcrafted
+from lofo_rl.networks import MLP, Chain, linear
+from lofo_rl.records import read
+from lofo_rl.reports import summarise
+from lofo_rl.types import LofoError, Transition
 
 T1_ROW, T2_ROW, PLAIN_ROW = (4.0, True), (2.0, True), (0.0, False)  # (reward, terminated)
 

@@ -16,8 +16,8 @@ import pytest
 
 import oracles
 from conftest import arrays, tiny_pack
-from lofo.agents import Appetite, DynaQ
-from lofo.buffers import (
+from lofo_rl.agents import Appetite, DynaQ
+from lofo_rl.buffers import (
     ByError,
     ByReward,
     Fifo,
@@ -29,9 +29,9 @@ from lofo.buffers import (
     TransitionIndex,
     Uniform,
 )
-from lofo.experiments import Pack, checkpoint, loop, memory
-from lofo.networks import MLP
-from lofo.types import Batch, LofoError, Transition
+from lofo_rl.experiments import Pack, checkpoint, loop, memory
+from lofo_rl.networks import MLP
+from lofo_rl.types import Batch, LofoError, Transition
 
 CAPACITY = 5
 EXPONENT, FLOOR = 0.5, 0.25

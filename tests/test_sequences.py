@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import oracles
-from lofo.agents.world_model import arrive
-from lofo.buffers import Fifo, Local, Replay, Reservoir, SequenceIndex
-from lofo.types import Step
+from lofo_rl.agents.world_model import arrive
+from lofo_rl.buffers import Fifo, Local, Replay, Reservoir, SequenceIndex
+from lofo_rl.types import Step
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
 RADII = (0.25, 0.5, 0.75, 64.0)  # the last is larger than the world

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from conftest import tiny_pack
-from lofo import cli, localities
-from lofo.buffers import Fifo, Local
-from lofo.environments import MountainCar
-from lofo.experiments import Experiment, Pack, find, fitting, loop, run
-from lofo.experiments import survey as surveys
-from lofo.experiments.survey import Survey, _radii, reach, survey
-from lofo.locality import Contrastive, Handcrafted
-from lofo.networks import CNN, Chain, linear
-from lofo.types import LofoError
+from lofo_rl import cli, localities
+from lofo_rl.buffers import Fifo, Local
+from lofo_rl.environments import MountainCar
+from lofo_rl.experiments import Experiment, Pack, find, fitting, loop, run
+from lofo_rl.experiments import survey as surveys
+from lofo_rl.experiments.survey import Survey, _radii, reach, survey
+from lofo_rl.locality import Contrastive, Handcrafted
+from lofo_rl.networks import CNN, Chain, linear
+from lofo_rl.types import LofoError
 
 MOUNTAINCAR = "mountaincar/dyna_q/lofo"
 
@@ -190,7 +190,9 @@ def test_a_run_asks_the_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(fitting, "fit_localities", refuse)
     monkeypatch.setattr(loop, "check", lambda pack: None)
-    monkeypatch.setattr("lofo.experiments.runner.Ahead", lambda pack: None)  # nothing is compiled
+    monkeypatch.setattr(
+        "lofo_rl.experiments.runner.Ahead", lambda pack: None
+    )  # nothing is compiled
     with pytest.raises(LofoError, match="enough seen"):
         run(tiny_pack(), tmp_path, localities=tmp_path / "shelf")
     assert asked == [tmp_path / "shelf"]

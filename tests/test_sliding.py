@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo import devices
-from lofo.agents import DynaQ
-from lofo.networks import (
+from lofo_rl import devices
+from lofo_rl.agents import DynaQ
+from lofo_rl.networks import (
     CNN,
     MLP,
     Chain,
@@ -25,10 +25,10 @@ from lofo.networks import (
     patchless,
     slides,
 )
-from lofo.networks.drawings import Way
-from lofo.networks.pictures import blocks_of
-from lofo.networks.sliding import Goal, Sliding
-from lofo.types import Transition
+from lofo_rl.networks.drawings import Way
+from lofo_rl.networks.pictures import blocks_of
+from lofo_rl.networks.sliding import Goal, Sliding
+from lofo_rl.types import Transition
 
 INTERPRETED = patchless.Kernels(Sliding, option=True)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from conftest import values
-from lofo.agents import Appetite
-from lofo.agents.losses import BalancedKL, HingedKL
-from lofo.agents.world_model import arrive
-from lofo.buffers import Fifo, Local
-from lofo.environments import MiniGrid, Reacher
-from lofo.experiments import (
+from lofo_rl.agents import Appetite
+from lofo_rl.agents.losses import BalancedKL, HingedKL
+from lofo_rl.agents.world_model import arrive
+from lofo_rl.buffers import Fifo, Local
+from lofo_rl.environments import MiniGrid, Reacher
+from lofo_rl.experiments import (
     PRESETS,
     REGISTRY,
     Buffer,
@@ -28,11 +28,11 @@ from lofo.experiments import (
     memory,
     run,
 )
-from lofo.experiments.experiment import shorten
-from lofo.experiments.probes import _shown
-from lofo.experiments.settings import describe
-from lofo.locality import Handcrafted
-from lofo.types import Batch, LofoError, Step
+from lofo_rl.experiments.experiment import shorten
+from lofo_rl.experiments.probes import _shown
+from lofo_rl.experiments.settings import describe
+from lofo_rl.locality import Handcrafted
+from lofo_rl.types import Batch, LofoError, Step
 
 WORLD = MiniGrid(size=4, time_limit=7)
 WINDOW = 5

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from lofo import devices
-from lofo.agents.losses import BalancedKL, HingedKL
-from lofo.agents.world_model import arrive
-from lofo.networks import (
+from lofo_rl import devices
+from lofo_rl.agents.losses import BalancedKL, HingedKL
+from lofo_rl.agents.world_model import arrive
+from lofo_rl.networks import (
     Discrete,
     Gaussian,
     blaming,
@@ -23,9 +23,9 @@ from lofo.networks import (
     watching,
     watching_back,
 )
-from lofo.networks.ahead import NUM_PARTS, parts
-from lofo.networks.blocks import draw_layer, times
-from lofo.networks.distributions import (
+from lofo_rl.networks.ahead import NUM_PARTS, parts
+from lofo_rl.networks.blocks import draw_layer, times
+from lofo_rl.networks.distributions import (
     FEW,
     MOST_CLASSES,
     Normal,
@@ -35,8 +35,8 @@ from lofo.networks.distributions import (
     straight_through,
     truncated_normal,
 )
-from lofo.networks.gru import gate
-from lofo.types import LofoError, Step
+from lofo_rl.networks.gru import gate
+from lofo_rl.types import LofoError, Step
 from models import TINY, TINY_PLANET, drawn, jit
 
 KEY = jax.random.key(0)

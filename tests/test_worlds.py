@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo.environments import (
+from lofo_rl.environments import (
     Box,
     Car,
     Environment,
@@ -22,9 +22,9 @@ from lofo.environments import (
     World,
     check_loca,
 )
-from lofo.experiments import doubt, find, shorten
-from lofo.records import read
-from lofo.types import TimeStep
+from lofo_rl.experiments import doubt, find, shorten
+from lofo_rl.records import read
+from lofo_rl.types import TimeStep
 from planning import grid_values, lattice_values, lookahead_policy, play
 
 WORLDS = (MountainCar(), MiniGrid())

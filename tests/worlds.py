@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lofo.types import Transition
+from lofo_rl.types import Transition
 
 DISCOUNT = 0.5
 NUM_ROWS = 6

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from matplotlib import pyplot as plt
 
-from lofo.environments.raster import draw
+from lofo_rl.environments.raster import draw
 
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "docs" / "images" / "reacher-parity.png"

@@ -12,8 +12,8 @@ from minigrid.core.mission import MissionSpace
 from minigrid.core.world_object import Goal, Wall
 from minigrid.minigrid_env import MiniGridEnv
 
-from lofo.environments.minigrid import NUM_HEADINGS, MiniGrid
-from lofo.environments.minigrid_pixels import TILE_SIDE, TILES
+from lofo_rl.environments.minigrid import NUM_HEADINGS, MiniGrid
+from lofo_rl.environments.minigrid_pixels import TILE_SIDE, TILES
 
 
 class Room(MiniGridEnv):

@@ -11,8 +11,8 @@ pytest.importorskip("minigrid", reason="parity is checked where the MiniGrid pac
 
 from minigrid_tiles import Room, take_tiles
 
-from lofo.environments import MiniGridPixels
-from lofo.environments.minigrid_pixels import TILES
+from lofo_rl.environments import MiniGridPixels
+from lofo_rl.environments.minigrid_pixels import TILES
 
 WORLDS = (
     MiniGridPixels(),

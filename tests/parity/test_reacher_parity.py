@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from scipy.ndimage import uniform_filter
 
-from lofo.environments.arm import LINK, WRIST_LIMIT, Joints, move
-from lofo.environments.raster import FOCAL, HAND_LENGTH, draw
+from lofo_rl.environments.arm import LINK, WRIST_LIMIT, Joints, move
+from lofo_rl.environments.raster import FOCAL, HAND_LENGTH, draw
 
 HERE = Path(__file__).parent
 NUM_STATES = 4000

@@ -1,0 +1,62 @@
+"""lofo: reinforcement learning that forgets locally."""
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lofo_rl.buffers import (
+        Fifo,
+        Local,
+        Replay,
+        ReplayBuffer,
+        Reservoir,
+        SequenceIndex,
+        TransitionIndex,
+    )
+    from lofo_rl.locality import Contrastive, Handcrafted, suggest_radius
+    from lofo_rl.types import Batch, LofoError, Step, Transition, register_dataclass
+
+__all__ = [
+    "Batch",
+    "Contrastive",
+    "Fifo",
+    "Handcrafted",
+    "Local",
+    "LofoError",
+    "Replay",
+    "ReplayBuffer",
+    "Reservoir",
+    "SequenceIndex",
+    "Step",
+    "Transition",
+    "TransitionIndex",
+    "register_dataclass",
+    "suggest_radius",
+]
+
+# Names are fetched when they are first asked for: reports, for one, must not wait for jax.
+_HOMES = {
+    "lofo_rl.types": ("Batch", "LofoError", "Step", "Transition", "register_dataclass"),
+    "lofo_rl.locality": ("Contrastive", "Handcrafted", "suggest_radius"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    if name not in __all__:
+        raise AttributeError(f"module 'lofo_rl' has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "lofo_rl.buffers")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])
+
+
+def _version() -> str:
+    try:
+        return metadata.version("lofo-rl")
+    except metadata.PackageNotFoundError:  # run from a folder that was never installed
+        return "0+unknown"

@@ -1,0 +1,281 @@
+"""Where things go and where they are found again: `place` gives a slot, `draw` gives slots."""
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from lofo_rl.buffers import ledger as ledgers
+from lofo_rl.buffers import trajectory as trajectories
+from lofo_rl.buffers.draws import draw_weighted
+from lofo_rl.buffers.forgetting import Fifo, Forgetting
+from lofo_rl.buffers.ledger import Ledger, Placement
+from lofo_rl.buffers.trajectory import Trajectory
+from lofo_rl.types import Array, Key, Metrics, Tree, register_dataclass
+
+
+class Draw(NamedTuple):
+    """What was drawn."""
+
+    starts: Array  # [B] int32, ledger rows
+    slots: Array  # [B] or [B, N] int32, where the payload lies
+    known: Array  # [B] or [B, N] bool, False where the reward is unknown
+    is_again: Array | None = None  # [B, N] bool, where a window begins again
+
+
+class SequenceState(NamedTuple):
+    """The state-buffer and the book of the trajectory-buffer."""
+
+    ledger: Ledger
+    trajectory: Trajectory
+
+
+class Index(Protocol):
+    """Decides slots, and never sees the payload."""
+
+    @property
+    def num_slots(self) -> int | None:
+        """How many slots the payload needs; `place` gives this number to what is not stored."""
+
+    def init(self, embedding_size: int = 0) -> Tree:
+        """The state of an empty buffer."""
+
+    def place(
+        self,
+        state: Tree,
+        embedding: Array | None,
+        key: Key | None,
+        *,
+        is_start: Array | bool = True,
+        stream: Array | int = 0,
+        is_closed: Array | None = None,
+    ) -> tuple[Tree, Array, Array]:
+        """The slot of a newcomer, and its ledger row: `capacity` if it has none.
+
+        Where windows can be closed, `is_closed` asks for the closing row's slot, too: they are [2].
+        """
+
+    def drawable(self, state: Tree) -> Array:
+        """Which ledger rows [C] a draw may give."""
+
+    def find(self, state: Tree, starts: Array) -> Draw:
+        """The slots behind ledger rows that can be drawn."""
+
+    def draw(self, state: Tree, num: int, key: Key, weight: Array | None = None) -> Draw:
+        """The slots of a sample, uniform or in proportion to a weight for each ledger row."""
+
+    def can_draw(self, state: Tree) -> Array:
+        """Whether there is anything to draw."""
+
+    def metrics(self, state: Tree, age: Array | int | None = None) -> Metrics:
+        """Scalars that tell how the buffer fares."""
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TransitionIndex:
+    """Single transitions: a slot is a ledger row."""
+
+    rule: Forgetting
+    capacity: int = dataclasses.field(metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        _check_positive("capacity", self.capacity)
+
+    @property
+    def num_slots(self) -> int:
+        """One for each row."""
+        return self.capacity
+
+    def init(self, embedding_size: int = 0) -> Ledger:
+        """An empty ledger."""
+        return _empty_ledger(self.rule, self.capacity, embedding_size)
+
+    def place(
+        self,
+        state: Ledger,
+        embedding: Array | None,
+        key: Key | None,
+        *,
+        is_start: Array | bool = True,
+        stream: Array | int = 0,
+        is_closed: Array | None = None,
+    ) -> tuple[Ledger, Array, Array]:
+        """The newcomer's row, `capacity` if refused; what starts no transition is never stored."""
+        if is_closed is not None:
+            raise ValueError("only windows have a closing row: place single items without one")
+        placed, placement = _place(self.rule, state, embedding, key, is_start)
+        return placed, placement.slot, placement.slot
+
+    def draw(self, state: Ledger, num: int, key: Key, weight: Array | None = None) -> Draw:
+        """Live rows: one lot in [0, size) each, or in proportion to `weight` [C]."""
+        if weight is None:
+            rows = jax.random.randint(key, (num,), 0, jnp.maximum(state.size, 1))
+        else:
+            rows = draw_weighted(jnp.where(state.live, weight, 0), num, key)
+        return self.find(state, rows)
+
+    def drawable(self, state: Ledger) -> Array:
+        """The live rows."""
+        return state.live
+
+    def find(self, state: Ledger, starts: Array) -> Draw:
+        """The rows themselves; the reward of a transition is always known."""
+        return Draw(starts, starts, jnp.ones(starts.shape, bool))
+
+    def can_draw(self, state: Ledger) -> Array:
+        """Whether there is a live row."""
+        return state.size > 0
+
+    def metrics(self, state: Ledger, age: Array | int | None = None) -> Metrics:
+        """Occupancy, forgetting and, if asked, the fraction not among the last `age` newcomers."""
+        return _ledger_metrics(state, age)
+
+
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SequenceIndex:
+    """Windows of steps: the state-buffer is a ledger, and each live start points to its steps.
+
+    The default `num_slots` suffices for every stream in which a closing row, if any, directly
+    follows a start; a smaller one is allowed, and what it loses is counted as `step_overflow`.
+    Only complete windows are drawn; with `repeats` growing ones too, begun again where they end.
+    """
+
+    rule: Forgetting
+    capacity: int = dataclasses.field(metadata={"static": True})  # B
+    window: int = dataclasses.field(metadata={"static": True})  # N
+    num_slots: int | None = dataclasses.field(default=None, metadata={"static": True})
+    num_streams: int = dataclasses.field(default=1, metadata={"static": True})
+    repeats: bool = dataclasses.field(default=False, metadata={"static": True})  # growing windows
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "window", "num_streams"):
+            _check_positive(name, getattr(self, name))
+        if self.num_slots is None:
+            object.__setattr__(self, "num_slots", self.capacity * self._steps_per_start())
+        elif self.num_slots < self.window:
+            raise ValueError(f"num_slots must hold a window of {self.window}: {self.num_slots}")
+
+    def _steps_per_start(self) -> int:
+        # Under Fifo a step that a live start reaches is itself a live start, or the closing row
+        # right after one; under other rules most of a window may be steps that were forgotten.
+        return min(self.window, 2) if isinstance(self.rule, Fifo) else self.window
+
+    def init(self, embedding_size: int = 0) -> SequenceState:
+        """No starts and no steps."""
+        assert self.num_slots is not None  # set on construction
+        ledger = _empty_ledger(self.rule, self.capacity, embedding_size)
+        trajectory = trajectories.init(self.capacity, self.window, self.num_slots, self.num_streams)
+        return SequenceState(ledger, trajectory)
+
+    def place(
+        self,
+        state: SequenceState,
+        embedding: Array | None,
+        key: Key | None,
+        *,
+        is_start: Array | bool = True,
+        stream: Array | int = 0,
+        is_closed: Array | None = None,
+    ) -> tuple[SequenceState, Array, Array]:
+        """The step's slot, `num_slots` if not stored; a closing row is a step but no start.
+
+        Told whether an episode is closed, both slots [2]: what two calls give, but cheaper.
+        """
+        if isinstance(stream, int) and not 0 <= stream < self.num_streams:
+            raise ValueError(f"stream must lie in [0, {self.num_streams}), got {stream}")
+        ledger, placement = _place(self.rule, state.ledger, embedding, key, is_start)
+        trajectory, slot = trajectories.add(
+            state.trajectory,
+            placement.slot,
+            placement.slot < state.ledger.size,
+            stream,
+            is_closed,
+            voids_rewards=self.rule.voids_rewards,
+        )
+        return SequenceState(ledger, trajectory), slot, placement.slot
+
+    def draw(self, state: SequenceState, num: int, key: Key, weight: Array | None = None) -> Draw:
+        """Windows, uniform among their starts or in proportion to `weight` [C]."""
+        drawable = self.drawable(state)
+        weight = drawable if weight is None else jnp.where(drawable, weight, 0)
+        return self.find(state, draw_weighted(weight, num, key))
+
+    def drawable(self, state: SequenceState) -> Array:
+        """The starts whose window is complete, or at least begun."""
+        return state.trajectory.begun if self.repeats else state.trajectory.complete
+
+    def find(self, state: SequenceState, starts: Array) -> Draw:
+        """The steps of their windows."""
+        trajectory, is_again = state.trajectory, None
+        if self.repeats:
+            slots, is_again = trajectory.repeated(starts)
+        else:
+            slots = trajectory.window[starts]
+        return Draw(starts, slots, trajectory.known[slots], is_again)
+
+    def can_draw(self, state: SequenceState) -> Array:
+        """Whether some window can be drawn."""
+        return jnp.any(self.drawable(state))
+
+    def metrics(self, state: SequenceState, age: Array | int | None = None) -> Metrics:
+        """As for transitions, and how the steps fare."""
+        trajectory = state.trajectory
+        is_unknown = (trajectory.cover > 0) & ~trajectory.known
+        return _ledger_metrics(state.ledger, age) | {
+            "complete": jnp.sum(trajectory.complete),
+            "num_steps": trajectory.num_slots - trajectory.num_free,
+            "max_steps": trajectory.high_water,
+            "num_slots": trajectory.num_slots,
+            "step_overflow": trajectory.step_overflow,
+            "unknown_rewards": jnp.sum(is_unknown),
+        }
+
+
+def _empty_ledger(rule: Forgetting, capacity: int, embedding_size: int) -> Ledger:
+    if rule.needs_embedding and embedding_size < 1:
+        raise ValueError(
+            f"{type(rule).__name__} needs an embedding: "
+            f"embedding_size must be at least 1, got {embedding_size}"
+        )
+    return ledgers.init(capacity, embedding_size)
+
+
+def _place(
+    rule: Forgetting,
+    ledger: Ledger,
+    embedding: Array | None,
+    key: Key | None,
+    is_start: Array | bool,
+) -> tuple[Ledger, Placement]:
+    embedding = _fit_embedding(ledger, embedding)
+    placement = rule.place(ledger, embedding, key)
+    slot = jnp.where(is_start, placement.slot, ledger.capacity)
+    return ledgers.record(ledger, placement, embedding, is_start), placement._replace(slot=slot)
+
+
+def _fit_embedding(ledger: Ledger, embedding: Array | None) -> Array:
+    size = ledger.embedding.shape[-1]
+    if size == 0:  # a rule without neighbours keeps none, whatever it is handed
+        return jnp.zeros(0, jnp.float32)
+    if embedding is None or jnp.shape(embedding) != (size,):
+        raise ValueError(f"embedding must have shape ({size},), got {embedding!r}")
+    return jnp.asarray(embedding, jnp.float32)
+
+
+def _ledger_metrics(ledger: Ledger, age: Array | int | None) -> Metrics:
+    metrics: Metrics = {
+        "size": ledger.size,
+        "capacity": ledger.capacity,
+        "overflow": ledger.overflow,
+        "evictions": ledger.evictions,
+        "mean_near": ledgers.mean_near(ledger),
+    }
+    return metrics if age is None else metrics | {"older": ledgers.fraction_older(ledger, age)}
+
+
+def _check_positive(name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
