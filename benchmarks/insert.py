@@ -14,15 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo_rl.buffers import (
-    Fifo,
-    Local,
-    Replay,
-    ReplayState,
-    Reservoir,
-    SequenceIndex,
-    TransitionIndex,
-)
+from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.functional import Replay, ReplayState, SequenceIndex, TransitionIndex
 from lofo_rl.types import Transition
 
 CAPACITY, LIVE, EMBEDDING_SIZE, WINDOW = 32_768, 30_000, 16, 50

@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from scripted_arms import follow
 
-from lofo_rl.buffers import Local, SequenceIndex
+from lofo_rl.buffers import Local
 from lofo_rl.environments import Reacher
 from lofo_rl.environments.pilots import Pilot
 from lofo_rl.experiments import find
+from lofo_rl.functional import SequenceIndex
 from lofo_rl.locality import Contrastive
 from lofo_rl.locality.base import Pairs
 from lofo_rl.networks import MLP, Chain, linear

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lofo_rl.buffers.cells import kernels
-from lofo_rl.buffers.neighbours import Automatic, Exhaustive, Grid, Neighbours, oldest_near
+from lofo_rl.buffers.neighbors import Automatic, Exhaustive, Grid, Neighbours, oldest_near
 
 EMBEDDING_SIZE = 16
 NUM_INSERTS = 2000

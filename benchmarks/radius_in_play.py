@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from scripted_arms import as_it_lies, draw_places, follow
 
-from lofo_rl.buffers.neighbours import Automatic, oldest_near
+from lofo_rl.buffers.neighbors import Automatic, oldest_near
 from lofo_rl.environments import Reacher
 from lofo_rl.environments.arm import fingertip
 from lofo_rl.experiments import find

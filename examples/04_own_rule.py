@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import lofo_rl
-from lofo_rl.buffers import Placement, check_rule, near
+from lofo_rl.buffers import Placement, check_rule
+from lofo_rl.functional import near
 
 
 @lofo_rl.register_dataclass

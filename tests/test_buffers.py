@@ -13,23 +13,22 @@ import numpy as np
 import pytest
 
 import oracles
-from lofo_rl.buffers import (
+from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.functional import (
     ByError,
     ByReward,
     DeviceStorage,
-    Fifo,
     HostStorage,
-    Local,
     Replay,
-    Reservoir,
     SequenceIndex,
     TransitionIndex,
     Uniform,
     near,
 )
-from lofo_rl.buffers import ledger as ledgers
-from lofo_rl.buffers.draws import BLOCK, draw_weighted
-from lofo_rl.types import Step, Transition, register_dataclass
+from lofo_rl.functional import ledger as ledgers
+from lofo_rl.functional.draws import BLOCK, draw_weighted
+from lofo_rl.pytrees import register_dataclass
+from lofo_rl.types import Step, Transition
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
 RADII = (0.25, 0.5, 0.75, 1.25, 64.0)  # the last is larger than the world

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo_rl.buffers import Local, Replay, TransitionIndex
+from lofo_rl.buffers import Local
 from lofo_rl.environments import MountainCar
 from lofo_rl.experiments.paper import MOUNTAINCAR_HANDCRAFTED, MOUNTAINCAR_LOCALITY
+from lofo_rl.functional import Replay, TransitionIndex
 from lofo_rl.locality import (
     Contrastive,
     Handcrafted,

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from lofo_rl.buffers import Fifo, Local, Placement, Reservoir, check_rule, near
-from lofo_rl.types import LofoError, register_dataclass
+from lofo_rl.buffers import Fifo, Local, Placement, Reservoir, check_rule
+from lofo_rl.functional import near
+from lofo_rl.pytrees import register_dataclass
+from lofo_rl.types import LofoError
 
 KEY = jax.random.key(0)
 NOBODY, NO = jnp.zeros((), jnp.int32), jnp.zeros((), bool)

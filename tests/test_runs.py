@@ -31,7 +31,7 @@ from conftest import (
 )
 from lofo_rl.agents import Dreamer, DynaQ, PlaNet
 from lofo_rl.agents.cem import CEM
-from lofo_rl.buffers import Fifo, Local, Replay, Reservoir, TransitionIndex
+from lofo_rl.buffers import Fifo, Local, Reservoir
 from lofo_rl.environments import MiniGrid, Task
 from lofo_rl.experiments import (
     REGISTRY,
@@ -55,6 +55,7 @@ from lofo_rl.experiments.pack import Runs
 from lofo_rl.experiments.probes import describe_buffer
 from lofo_rl.experiments.settings import describe
 from lofo_rl.experiments.timeline import evaluation_tasks, plan
+from lofo_rl.functional import Replay, TransitionIndex
 from lofo_rl.locality import Handcrafted
 from lofo_rl.networks import MLP, Chain, linear
 from lofo_rl.records import read

@@ -17,19 +17,17 @@ import pytest
 import oracles
 from conftest import arrays, tiny_pack
 from lofo_rl.agents import Appetite, DynaQ
-from lofo_rl.buffers import (
+from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.experiments import Pack, checkpoint, loop, memory
+from lofo_rl.functional import (
     ByError,
     ByReward,
-    Fifo,
     HostStorage,
-    Local,
     Replay,
-    Reservoir,
     SequenceIndex,
     TransitionIndex,
     Uniform,
 )
-from lofo_rl.experiments import Pack, checkpoint, loop, memory
 from lofo_rl.networks import MLP
 from lofo_rl.types import Batch, LofoError, Transition
 

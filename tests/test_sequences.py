@@ -9,7 +9,8 @@ import pytest
 
 import oracles
 from lofo_rl.agents.world_model import arrive
-from lofo_rl.buffers import Fifo, Local, Replay, Reservoir, SequenceIndex
+from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.functional import Replay, SequenceIndex
 from lofo_rl.types import Step
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius

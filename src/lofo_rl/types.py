@@ -1,16 +1,16 @@
-"""What flows through `jit`: NamedTuples, which are pytrees, and what makes a dataclass one."""
+"""The records that flow through the library: NamedTuples, which jax takes as pytrees."""
 
-import dataclasses
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import jax
-from jax.tree_util import GetAttrKey
+if TYPE_CHECKING:
+    import jax
 
-Array: TypeAlias = jax.Array
-Key: TypeAlias = jax.Array  # a random key, consumed once
+    Array: TypeAlias = jax.Array
+    Key: TypeAlias = jax.Array  # a random key, consumed once
+else:  # the base runs without jax
+    Array = Key = Any
 Tree: TypeAlias = Any  # an arbitrary pytree of arrays
 Metrics: TypeAlias = dict[str, Any]  # name -> scalar array
-Class = TypeVar("Class", bound=type)
 
 
 class TimeStep(NamedTuple):
@@ -50,38 +50,9 @@ class Batch(NamedTuple):
     items: Tree  # leaves [B, ...], or [B, N, ...] for windows
     reward_known: Array  # [B] or [B, N] bool; False where the paper writes None
     starts: Array  # [B] int32, the ledger rows the items were drawn from
+    stamps: Array | None = None  # [B] int64, which sample each row held: see update_priorities
+    weights: Array | None = None  # [B] float32, importance weights of a prioritized sample
 
 
 class LofoError(ValueError):
-    """A mistake its user can mend: one sentence that names the bad value and the fix."""
-
-
-def register_dataclass(cls: Class) -> Class:
-    """Makes a dataclass a pytree; fields with the metadata `{"static": True}` are its structure.
-
-    Not `jax.tree_util.register_dataclass`: the structures it gives compare equal across classes
-    with as many fields (jax 0.10), and `jit` may then answer one class with another's program.
-    """
-    fields = dataclasses.fields(cls)
-    if made := [field.name for field in fields if not field.init]:
-        raise TypeError(f"{cls.__name__} makes {made[0]} itself: every field must be given to init")
-    static = [field.name for field in fields if field.metadata.get("static")]
-    dynamic = [field.name for field in fields if field.name not in static]
-    keys = [GetAttrKey(name) for name in dynamic]
-
-    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(node, name) for name in dynamic], tuple(
-            getattr(node, name) for name in static
-        )
-
-    def flatten_with_keys(node: Any) -> tuple[Any, tuple[Any, ...]]:
-        children, structure = flatten(node)
-        return list(zip(keys, children, strict=True)), structure
-
-    def unflatten(structure: tuple[Any, ...], children: Any) -> Any:
-        return cls(
-            **dict(zip(static, structure, strict=True)), **dict(zip(dynamic, children, strict=True))
-        )
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    return cls
+    """A mistake the user can correct: one sentence that names the bad value and the fix."""

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo_rl.buffers import ledger as ledgers
-from lofo_rl.buffers.forgetting import Forgetting
-from lofo_rl.buffers.index import SequenceIndex
-from lofo_rl.buffers.ledger import Ledger, Placement
+from lofo_rl.buffers.rules import Rule
+from lofo_rl.functional import ledger as ledgers
+from lofo_rl.functional import rules
+from lofo_rl.functional.index import SequenceIndex
+from lofo_rl.functional.ledger import Ledger, Placement
 from lofo_rl.types import Array, Key, LofoError
 
 NUM_ASKED = 40  # newcomers for whom `place` is also called as plain Python
@@ -41,7 +42,7 @@ class Newcomers(NamedTuple):
 
 
 def check_rule(
-    rule: Forgetting, key: Key, *, capacity: int = 32, window: int = 4, embedding_size: int = 2
+    rule: Rule, key: Key, *, capacity: int = 32, window: int = 4, embedding_size: int = 2
 ) -> None:
     """Raises a LofoError that names a promise the rule breaks, what it gave, and what fits.
 
@@ -68,7 +69,7 @@ def check_rule(
     _check_windows(rule, newcomers, SequenceIndex(rule, capacity, window))
 
 
-def _check_given(rule: Forgetting, key: Key) -> None:
+def _check_given(rule: Rule, key: Key) -> None:
     if isinstance(rule, type):
         name = rule.__name__
         raise LofoError(f"check_rule wants an instance, got the class {name}: give {name}(...)")
@@ -92,9 +93,9 @@ def _draw_newcomers(key: Key, size: int, num_walks: int = 16, num_steps: int = 2
     return Newcomers(gaps[:, None, None] * places, keys)
 
 
-def _check_form(rule: Forgetting, capacity: int, embedding: Array, key: Key) -> None:
+def _check_form(rule: Rule, capacity: int, embedding: Array, key: Key) -> None:
     empty = ledgers.init(capacity, len(embedding))
-    look = partial(jax.eval_shape, rule.place)
+    look = partial(jax.eval_shape, partial(rules.place, rule))
     given = _attempt(rule, "place runs under jit", look, empty, embedding, key)
     if not isinstance(given, Placement):
         _refuse(rule, "place gives a Placement", type(given).__name__, "lofo_rl.buffers.Placement")
@@ -103,18 +104,18 @@ def _check_form(rule: Forgetting, capacity: int, embedding: Array, key: Key) -> 
             _refuse(rule, f"{name} is one number of its kind", form, fits)
 
 
-def _walk(capacity: int, rule: Forgetting, newcomers: Newcomers) -> tuple[Ledger, Placement]:
+def _walk(capacity: int, rule: Rule, newcomers: Newcomers) -> tuple[Ledger, Placement]:
     """The ledger before each newcomer, and where that goes, leaves [T, ...]."""
 
     def visit(ledger: Ledger, newcomer: Newcomers) -> tuple[Ledger, tuple[Ledger, Placement]]:
-        placement = rule.place(ledger, *newcomer)
+        placement = rules.place(rule, ledger, *newcomer)
         return ledgers.record(ledger, placement, newcomer.embedding), (ledger, placement)
 
     empty = ledgers.init(capacity, newcomers.embedding.shape[-1])
     return jax.lax.scan(visit, empty, newcomers)[1]
 
 
-def _check_placements(rule: Forgetting, before: Ledger, placed: Placement) -> None:
+def _check_placements(rule: Rule, before: Ledger, placed: Placement) -> None:
     """Where newcomers go in all walks [W, T]: the live rows remain the first `size`."""
     slot, num_near, overflow = map(np.asarray, placed)
     size, capacity = np.asarray(before.size), before.capacity
@@ -130,9 +131,7 @@ def _check_placements(rule: Forgetting, before: Ledger, placed: Placement) -> No
             _refuse(rule, promise, f"{gave}, newcomer {at[1]}", fits)
 
 
-def _check_plainly(
-    rule: Forgetting, newcomers: Newcomers, before: Ledger, placed: Placement
-) -> None:
+def _check_plainly(rule: Rule, newcomers: Newcomers, before: Ledger, placed: Placement) -> None:
     """Some decisions again, by plain calls: twice, and with remains in rows that are not live."""
     num_walks, num_steps = placed.slot.shape
     lots = np.random.default_rng(0).integers(num_steps, size=NUM_ASKED)
@@ -145,8 +144,9 @@ def _check_plainly(
             embedding=jnp.where(ledger.live[:, None], ledger.embedding, newcomer.embedding),
             stamp=jnp.where(ledger.live, ledger.stamp, -1),
         )
+        plain = partial(rules.place, rule)
         with jax.debug_nans(True):
-            ask = partial(_attempt, rule, "place makes no NaN, even in passing", rule.place)
+            ask = partial(_attempt, rule, "place makes no NaN, even in passing", plain)
             first, again, other = (ask(x, *newcomer) for x in (ledger, ledger, remains))
             if len({int(x.slot) for x in (first, again, other, compiled)}) > 1:
                 answers = (ask(ledger, *newcomer) for _ in range(NUM_AGAIN))
@@ -161,7 +161,7 @@ def _check_plainly(
                 _refuse(rule, promise, gave, fits)
 
 
-def _check_unseen(rule: Forgetting, placed: Placement, located: Placement) -> None:
+def _check_unseen(rule: Rule, placed: Placement, located: Placement) -> None:
     """The same walks without embeddings and with them."""
     for name, without, given in zip(FORMS, placed, located, strict=True):
         for at in map(tuple, np.argwhere(without != given)[:1]):
@@ -169,7 +169,7 @@ def _check_unseen(rule: Forgetting, placed: Placement, located: Placement) -> No
             _refuse(rule, UNSEEN, f"{gave}, newcomer {at[1]}", "needs_embedding = True")
 
 
-def _check_windows(rule: Forgetting, newcomers: Newcomers, index: SequenceIndex) -> None:
+def _check_windows(rule: Rule, newcomers: Newcomers, index: SequenceIndex) -> None:
     """B starts with windows of N steps never need more than B·N slots."""
 
     def visit(state: Any, given: tuple[Array, Newcomers]) -> tuple[Any, Array]:
@@ -189,7 +189,7 @@ def _check_windows(rule: Forgetting, newcomers: Newcomers, index: SequenceIndex)
         _refuse(rule, most, gave, fits)
 
 
-def _attempt(rule: Forgetting, promise: str, function: Callable[..., Any], *given: Any) -> Any:
+def _attempt(rule: Rule, promise: str, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Exception as error:  # somebody's own code may raise anything
@@ -209,6 +209,6 @@ def _tell(error: Exception) -> str:
     return ": ".join(filter(None, (type(error).__name__, words))) + "".join(lines[-1:])
 
 
-def _refuse(rule: Forgetting, promise: str, gave: str, fits: str) -> NoReturn:
+def _refuse(rule: Rule, promise: str, gave: str, fits: str) -> NoReturn:
     name = type(rule).__name__
     raise LofoError(f"{name} breaks a promise: {promise}; it gave {gave}; what fits: {fits}")

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from lofo_rl.buffers.trajectory import Trajectory
+from lofo_rl.functional.sequences import Trajectory
 from lofo_rl.types import LofoError
 
 Arrays = dict[str, NDArray[Any]]

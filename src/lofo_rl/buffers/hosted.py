@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lofo_rl.buffers.forgetting import Fifo, Forgetting, Local, Reservoir
-from lofo_rl.buffers.ledger import DIGIT, Ledger
-from lofo_rl.buffers.neighbours import Automatic, oldest_near
+from lofo_rl.buffers.neighbors import Automatic, oldest_near
+from lofo_rl.buffers.rules import Fifo, Local, Reservoir, Rule
+from lofo_rl.functional.ledger import DIGIT, Ledger
 from lofo_rl.types import LofoError
 
 Point = NDArray[np.float32]
@@ -22,7 +22,7 @@ COUNTS = ("size", "clock", "evictions", "overflow", "near_total")
 class HostLedger:
     """Who is remembered, in which row, since when; neighbours are found by an exact index."""
 
-    def __init__(self, rule: Forgetting, capacity: int) -> None:
+    def __init__(self, rule: Rule, capacity: int) -> None:
         if not isinstance(rule, Fifo | Reservoir | Local):
             raise LofoError(
                 f"rule must be a Fifo, Reservoir or Local, got {rule!r}: others are for Replay, or "

@@ -9,18 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo_rl.agents import Agent, DynaQ
-from lofo_rl.buffers import (
-    Fifo,
-    Local,
-    Replay,
-    Reservoir,
-    Sampler,
-    SequenceIndex,
-    TransitionIndex,
-    Uniform,
-)
-from lofo_rl.buffers.forgetting import Forgetting
+from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.buffers.rules import Rule
 from lofo_rl.environments import Environment
+from lofo_rl.functional import Replay, Sampler, SequenceIndex, TransitionIndex, Uniform
 from lofo_rl.locality import Gradual, Locality
 from lofo_rl.types import Array, LofoError
 
@@ -54,7 +46,7 @@ class Buffer:
     """What is remembered, by which rule it is forgotten, and what of it is drawn."""
 
     name: str  # as figures call it
-    rule: Forgetting
+    rule: Rule
     capacity: int
     locality: Locality | None = None
     locality_steps: int = 0  # random steps that fit the locality: neither counted nor stored

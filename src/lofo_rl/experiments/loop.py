@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from lofo_rl.buffers.replay import ReplayState
 from lofo_rl.environments import Task
 from lofo_rl.experiments import memory
 from lofo_rl.experiments.evaluation import evaluate
@@ -21,6 +20,7 @@ from lofo_rl.experiments.memory import Lived
 from lofo_rl.experiments.pack import NEVER, Pack, Runs, StepKeys, Streams, Tally
 from lofo_rl.experiments.parcels import lean_loop, lean_scan
 from lofo_rl.experiments.probes import describe_buffer, draw_maps, probe_model
+from lofo_rl.functional.replay import ReplayState
 from lofo_rl.networks import check_shape
 from lofo_rl.types import Array, Key, LofoError, Metrics, Tree
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo_rl.buffers import Uniform
-from lofo_rl.buffers.replay import ReplayState
 from lofo_rl.experiments.experiment import Buffer, Experiment
 from lofo_rl.experiments.pack import Pack, Runs
 from lofo_rl.experiments.parcels import lean_scan
+from lofo_rl.functional import Uniform
+from lofo_rl.functional.replay import ReplayState
 from lofo_rl.types import Array, Batch, Key, Step, TimeStep, Transition, Tree
 
 CHUNK = 256  # observations that are embedded at a time, at most

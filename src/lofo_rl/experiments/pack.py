@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo_rl.agents import on_chip
-from lofo_rl.buffers.replay import ReplayState
 from lofo_rl.environments import Environment
 from lofo_rl.experiments.experiment import Buffer, Experiment
+from lofo_rl.functional.replay import ReplayState
 from lofo_rl.networks import Gallery, Picked
 from lofo_rl.types import Array, Batch, Key, LofoError, Metrics, Tree
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from lofo_rl.agents import DynaQ
-from lofo_rl.buffers import ByError, ByReward, Fifo, Local, Reservoir
+from lofo_rl.buffers import Fifo, Local, Reservoir
 from lofo_rl.environments import MiniGrid, MountainCar
 from lofo_rl.environments.mountaincar import HIGH, LOW
 from lofo_rl.experiments.experiment import Buffer, Experiment, Phase, Schedule
 from lofo_rl.experiments.paper_minigrid import MINIGRID_RUNS, MINIGRID_SWEEPS
 from lofo_rl.experiments.paper_reacher import REACHER_RUNS, small
 from lofo_rl.experiments.sweeps import Axis, Sweep
+from lofo_rl.functional import ByError, ByReward
 from lofo_rl.locality import Contrastive, Handcrafted
 from lofo_rl.networks import IDENTITY, MLP, Chain, Rescale, linear
 from lofo_rl.types import LofoError

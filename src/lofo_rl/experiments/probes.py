@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from lofo_rl.agents import Agent
-from lofo_rl.buffers import Replay
-from lofo_rl.buffers.replay import ReplayState
 from lofo_rl.environments import Environment, Task
+from lofo_rl.functional import Replay
+from lofo_rl.functional.replay import ReplayState
 from lofo_rl.types import Array, Key, Metrics, Step, Tree
 
 

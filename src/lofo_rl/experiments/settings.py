@@ -4,8 +4,9 @@ from typing import Any
 
 from lofo_rl.agents import Dreamer, DynaQ, PlaNet, WorldModel
 from lofo_rl.agents.losses import BalancedKL
-from lofo_rl.buffers import ByError, ByReward, Local, Sampler, Uniform
+from lofo_rl.buffers import Local
 from lofo_rl.experiments.experiment import Experiment
+from lofo_rl.functional import ByError, ByReward, Sampler, Uniform
 from lofo_rl.locality import Contrastive, Handcrafted
 from lofo_rl.networks import CNN, MLP, Chain, TransposedCNN
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo_rl.buffers.neighbours import Automatic, oldest_near
+from lofo_rl.buffers.neighbors import Automatic, oldest_near
 from lofo_rl.locality.base import Locality, Pairs, See, as_it_is
 from lofo_rl.types import Array, Key, Metrics, Tree
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo_rl.networks.blocks import IDENTITY, Network, Shape
-from lofo_rl.types import Array, register_dataclass
+from lofo_rl.pytrees import register_dataclass
+from lofo_rl.types import Array
 
 SHARE = 16  # rows of a product that a GPU takes at once
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lofo_rl.buffers import files
-from lofo_rl.buffers import trajectory as trajectories
-from lofo_rl.buffers.forgetting import Fifo, Forgetting, Local, Reservoir
 from lofo_rl.buffers.hosted import HostLedger
-from lofo_rl.buffers.index import SequenceIndex, SequenceState, TransitionIndex
 from lofo_rl.buffers.items import Layout, Leaf, observation_of
-from lofo_rl.buffers.storage import HostStorage
-from lofo_rl.buffers.trajectory import Trajectory
+from lofo_rl.buffers.rules import Fifo, Local, Reservoir, Rule
+from lofo_rl.functional import sequences as trajectories
+from lofo_rl.functional.index import SequenceIndex, SequenceState, TransitionIndex
+from lofo_rl.functional.sequences import Trajectory
+from lofo_rl.functional.storage import HostStorage
 from lofo_rl.types import Array, Batch, LofoError, Tree
 
 Embed = Callable[[Any], ArrayLike]
@@ -43,7 +43,7 @@ class ReplayBuffer:
 
     def __init__(
         self,
-        rule: Forgetting,
+        rule: Rule,
         capacity: int,
         locality: Any = None,
         window: int | None = None,
@@ -293,7 +293,7 @@ def _embedder(locality: Any) -> Embed | None:
     return embed
 
 
-def _describe_rule(rule: Forgetting) -> dict[str, Any]:
+def _describe_rule(rule: Rule) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     if isinstance(rule, Local):
         numbers = {"radius": float(rule.radius), "limit": int(rule.limit)}

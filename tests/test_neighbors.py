@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lofo_rl.buffers import cells, neighbours
-from lofo_rl.buffers.neighbours import Automatic, Exhaustive, Grid, oldest_near
+from lofo_rl.buffers import cells, neighbors
+from lofo_rl.buffers.neighbors import Automatic, Exhaustive, Grid, oldest_near
 
 HAS_NUMBA = cells.kernels() is not None
 WITH_NUMBA = pytest.mark.skipif(not HAS_NUMBA, reason="numba cannot be imported")
@@ -36,13 +36,13 @@ def scan(points: np.ndarray, embedding: np.ndarray, radius: float) -> np.ndarray
 def eager(kind: str) -> Iterator[bool]:
     """Let `Automatic` turn to a grid with few points; `linked` runs numba's functions in Python."""
     with ExitStack() as stack:
-        stack.enter_context(patch.multiple(neighbours, FEWEST=24, WINDOW=16))
+        stack.enter_context(patch.multiple(neighbors, FEWEST=24, WINDOW=16))
         stack.enter_context(patch.object(cells.ListedCells, "worth", 4.0))
         stack.enter_context(patch.object(cells.LinkedCells, "worth", 4.0))
         if kind == "linked":
             stack.enter_context(warnings.catch_warnings(action="ignore"))  # keys wrap on purpose
             stack.enter_context(patch.object(cells, "kernels", lambda: PLAIN))
-            stack.enter_context(patch.object(neighbours, "kernels", lambda: PLAIN))
+            stack.enter_context(patch.object(neighbors, "kernels", lambda: PLAIN))
         yield kind != "listed"
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo_rl.types import Array, Tree, register_dataclass
+from lofo_rl.pytrees import register_dataclass
+from lofo_rl.types import Array, Tree
 
 
 class Storage(Protocol):

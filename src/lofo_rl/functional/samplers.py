@@ -12,9 +12,10 @@ from typing import ClassVar, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from lofo_rl.buffers.index import TransitionIndex
-from lofo_rl.buffers.replay import Replay, ReplayState
-from lofo_rl.types import Array, Batch, Key, Tree, register_dataclass
+from lofo_rl.functional.index import TransitionIndex
+from lofo_rl.functional.replay import Replay, ReplayState
+from lofo_rl.pytrees import register_dataclass
+from lofo_rl.types import Array, Batch, Key, Tree
 
 NOWHERE = -1  # the place of a row that is not in the list
 

@@ -6,13 +6,15 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from lofo_rl.buffers import ledger as ledgers
-from lofo_rl.buffers import trajectory as trajectories
-from lofo_rl.buffers.draws import draw_weighted
-from lofo_rl.buffers.forgetting import Fifo, Forgetting
-from lofo_rl.buffers.ledger import Ledger, Placement
-from lofo_rl.buffers.trajectory import Trajectory
-from lofo_rl.types import Array, Key, Metrics, Tree, register_dataclass
+from lofo_rl.buffers.rules import Fifo, Rule
+from lofo_rl.functional import ledger as ledgers
+from lofo_rl.functional import rules
+from lofo_rl.functional import sequences as trajectories
+from lofo_rl.functional.draws import draw_weighted
+from lofo_rl.functional.ledger import Ledger, Placement
+from lofo_rl.functional.sequences import Trajectory
+from lofo_rl.pytrees import register_dataclass
+from lofo_rl.types import Array, Key, Metrics, Tree
 
 
 class Draw(NamedTuple):
@@ -77,7 +79,7 @@ class Index(Protocol):
 class TransitionIndex:
     """Single transitions: a slot is a ledger row."""
 
-    rule: Forgetting
+    rule: Rule
     capacity: int = dataclasses.field(metadata={"static": True})
 
     def __post_init__(self) -> None:
@@ -143,7 +145,7 @@ class SequenceIndex:
     Only complete windows are drawn; with `repeats` growing ones too, begun again where they end.
     """
 
-    rule: Forgetting
+    rule: Rule
     capacity: int = dataclasses.field(metadata={"static": True})  # B
     window: int = dataclasses.field(metadata={"static": True})  # N
     num_slots: int | None = dataclasses.field(default=None, metadata={"static": True})
@@ -234,7 +236,7 @@ class SequenceIndex:
         }
 
 
-def _empty_ledger(rule: Forgetting, capacity: int, embedding_size: int) -> Ledger:
+def _empty_ledger(rule: Rule, capacity: int, embedding_size: int) -> Ledger:
     if rule.needs_embedding and embedding_size < 1:
         raise ValueError(
             f"{type(rule).__name__} needs an embedding: "
@@ -244,14 +246,14 @@ def _empty_ledger(rule: Forgetting, capacity: int, embedding_size: int) -> Ledge
 
 
 def _place(
-    rule: Forgetting,
+    rule: Rule,
     ledger: Ledger,
     embedding: Array | None,
     key: Key | None,
     is_start: Array | bool,
 ) -> tuple[Ledger, Placement]:
     embedding = _fit_embedding(ledger, embedding)
-    placement = rule.place(ledger, embedding, key)
+    placement = rules.place(rule, ledger, embedding, key)
     slot = jnp.where(is_start, placement.slot, ledger.capacity)
     return ledgers.record(ledger, placement, embedding, is_start), placement._replace(slot=slot)
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lofo_rl.buffers.index import Draw, Index
-from lofo_rl.buffers.storage import DeviceStorage, Storage
-from lofo_rl.types import Array, Batch, Key, Metrics, Tree, register_dataclass
+from lofo_rl.functional.index import Draw, Index
+from lofo_rl.functional.storage import DeviceStorage, Storage
+from lofo_rl.pytrees import register_dataclass
+from lofo_rl.types import Array, Batch, Key, Metrics, Tree
 
 
 class ReplayState(NamedTuple):

@@ -8,17 +8,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from lofo_rl.buffers.rules import Placement
 from lofo_rl.types import Array
 
 DIGIT = 2**30  # the base in which `near_total` is kept: exact beyond both int32 and float32
-
-
-class Placement(NamedTuple):
-    """Where a newcomer goes: the one integer in which forgetting rules differ, and why."""
-
-    slot: Array  # [] int32, == size: fresh; < size: take over; == capacity: refused
-    num_near: Array  # [] int32, neighbours the rule found
-    overflow: Array  # [] bool, someone left only because the buffer was full
 
 
 class Ledger(NamedTuple):

@@ -1,0 +1,126 @@
+"""Which row a new sample takes: Fifo, Reservoir and Local differ in nothing else.
+
+A rule is a frozen dataclass of numbers with a method `choose`, in NumPy. `lofo_rl.functional`
+holds the compiled `place` of the same decision.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lofo_rl.types import LofoError
+
+Rows = NDArray[np.integer[Any]]
+
+
+class Placement(NamedTuple):
+    """Where a new sample goes: the one integer in which rules differ, and why."""
+
+    slot: Any  # int: == size: a fresh row; < size: replaces that row; == capacity: refused
+    num_near: Any  # int, neighbours the rule counted
+    overflow: Any  # bool, a sample left only because the buffer was full
+
+
+class LedgerView(Protocol):
+    """What a rule may read of a buffer. The live rows are the prefix [0, size)."""
+
+    @property
+    def size(self) -> int:
+        """The number of live rows."""
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows."""
+
+    @property
+    def clock(self) -> int:
+        """How many samples have come so far."""
+
+    @property
+    def stamp(self) -> NDArray[np.int64]:
+        """The clock at which each row was written; rows from `size` on hold anything."""
+
+    def oldest(self) -> int:
+        """The live row with the smallest stamp."""
+
+
+class Rule(Protocol):
+    """A rule of forgetting. One that needs embeddings also has a number `radius`."""
+
+    needs_embedding: ClassVar[bool]
+    voids_rewards: ClassVar[bool]  # in windows, the reward of a forgotten start becomes unknown
+
+    def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
+        """The row of a new sample; `near` holds its live neighbours [K], in ascending order."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Fifo:
+    """First in, first out."""
+
+    needs_embedding: ClassVar[bool] = False
+    voids_rewards: ClassVar[bool] = False
+
+    def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
+        """The next row of the ring."""
+        return Placement(ledger.clock % ledger.capacity, 0, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reservoir:
+    """A uniform sample of everything seen so far."""
+
+    needs_embedding: ClassVar[bool] = False
+    voids_rewards: ClassVar[bool] = False
+
+    def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
+        """A fresh row while there is one, then a random row of all samples seen so far."""
+        if ledger.size < ledger.capacity:
+            return Placement(ledger.size, 0, False)
+        return Placement(min(int(rng.integers(ledger.clock + 1)), ledger.capacity), 0, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Local forgetting: a new sample with enough neighbours replaces the oldest of them."""
+
+    radius: float  # D_local
+    limit: int = 1  # N_local
+    needs_embedding: ClassVar[bool] = True
+    voids_rewards: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_number("radius", self.radius, lambda x: x > 0, "positive")
+        check_number("limit", self.limit, lambda x: x >= 1, "at least 1", whole=True)
+
+    def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
+        """The oldest neighbour's row if there are enough, else a fresh one, else the oldest."""
+        num_near = len(near)
+        if num_near >= self.limit:
+            return Placement(int(near[ledger.stamp[near].argmin()]), num_near, False)
+        if ledger.size < ledger.capacity:
+            return Placement(ledger.size, num_near, False)
+        return Placement(ledger.oldest(), num_near, True)
+
+
+def check_number(
+    name: str, value: Any, holds: Callable[[Any], Any], words: str, *, whole: bool = False
+) -> None:
+    """Refuse a value that is not a number, or arrays of numbers, for which `holds` is true.
+
+    A tracer of jax passes: its value is not known yet.
+    """
+    try:
+        numbers = np.asarray(value)
+    except Exception:
+        if type(value).__module__.startswith("jax"):
+            return
+        numbers = np.asarray(None)
+    kinds, kind = ("iu", "an integer") if whole else ("iuf", "a number")
+    if numbers.dtype.kind not in kinds or not np.all(holds(numbers)):
+        article = f"{kind} of " if whole else ""
+        raise LofoError(f"{name} must be {article}{words}, got {value!r}")
