@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lofo_rl.buffers.cells import kernels
-from lofo_rl.buffers.neighbors import Automatic, Exhaustive, Grid, Neighbours, oldest_near
+from lofo_rl.buffers.neighbors import Automatic, Exhaustive, Grid, oldest_near
 
 EMBEDDING_SIZE = 16
 NUM_INSERTS = 2000
@@ -68,7 +68,7 @@ def naive(points: np.ndarray, news: np.ndarray, radius: float) -> float:
     return (time.perf_counter() - start) / len(news) * 1e6
 
 
-def insert(index: Neighbours, stamps: np.ndarray, news: np.ndarray, clock: int) -> float:
+def insert(index: Exhaustive, stamps: np.ndarray, news: np.ndarray, clock: int) -> float:
     """Microseconds an insert with an index; who finds nobody near takes the place of some row.
 
     Two seconds are enough to know a slow method.

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 import lofo_rl
-from lofo_rl.buffers import Placement, check_rule
+from lofo_rl.buffers import Placement
 from lofo_rl.functional import near
+from lofo_rl.testing import check_rule
 
 
 @lofo_rl.register_dataclass

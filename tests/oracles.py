@@ -1,18 +1,18 @@
-"""The paper word for word, with lists and dictionaries: slow, obvious, the judge of the rest."""
+"""The paper with lists and dictionaries: slow and obvious. All other forms must equal it."""
 
 import dataclasses
 import math
 
-import jax
 import numpy as np
 
 
 @dataclasses.dataclass
 class Sample:
-    """A remembered sample, or the start of a sequence."""
+    """A stored sample, or the start of a sequence."""
 
-    stamp: int  # how many newcomers there were before
+    stamp: int  # how many samples came before
     embedding: tuple[float, ...]
+    group: int = 0
     stream: int = 0
     time: int = 0  # of its stream
     end: int = 0  # one past the last step its window reaches
@@ -23,26 +23,26 @@ class Fifo:
 
     voids_rewards = False
 
-    def victim(self, samples, capacity, newcomer, lot):
+    def replaced(self, samples, capacity, new, draw):
         return samples[0] if len(samples) == capacity else None
 
 
 class Reservoir:
-    """Once the buffer is full, the newcomer takes the row of its lot, if there is such a row."""
+    """In a full buffer, a new sample takes the row that was drawn, if there is one."""
 
     voids_rewards = False
 
     def __init__(self):
         self.rows = []
 
-    def victim(self, samples, capacity, newcomer, lot):
+    def replaced(self, samples, capacity, new, draw):
         if len(self.rows) < capacity:
-            self.rows.append(newcomer)
+            self.rows.append(new)
             return None
-        if lot >= capacity:
-            return newcomer
-        victim, self.rows[lot] = self.rows[lot], newcomer
-        return victim
+        if draw >= capacity:
+            return new
+        left, self.rows[draw] = self.rows[draw], new
+        return left
 
 
 class Local:
@@ -53,8 +53,12 @@ class Local:
     def __init__(self, radius, limit):
         self.radius, self.limit, self.overflow, self.near_total = radius, limit, 0, 0
 
-    def victim(self, samples, capacity, newcomer, lot):
-        near = [s for s in samples if math.dist(s.embedding, newcomer.embedding) < self.radius]
+    def replaced(self, samples, capacity, new, draw):
+        near = [
+            s
+            for s in samples
+            if s.group == new.group and math.dist(s.embedding, new.embedding) < self.radius
+        ]
         self.near_total += len(near)
         if len(near) >= self.limit:
             return near[0]
@@ -70,15 +74,15 @@ class TransitionBuffer:
     def __init__(self, rule, capacity):
         self.rule, self.capacity, self.samples, self.seen = rule, capacity, [], 0
 
-    def add(self, embedding, lot=0, **place):
-        """Remember the newcomer; returns whom that cost its place (perhaps the newcomer)."""
-        newcomer = Sample(self.seen, embedding, **place)
+    def add(self, embedding, draw=0, **place):
+        """Store a new sample; returns the sample that left (perhaps the new one), or None."""
+        new = Sample(self.seen, embedding, **place)
         self.seen += 1
-        victim = self.rule.victim(self.samples, self.capacity, newcomer, lot)
-        self.samples.append(newcomer)
-        if victim is not None:
-            self.samples.remove(victim)
-        return victim
+        left = self.rule.replaced(self.samples, self.capacity, new, draw)
+        self.samples.append(new)
+        if left is not None:
+            self.samples.remove(left)
+        return left
 
 
 class SequenceBuffer:
@@ -92,16 +96,15 @@ class SequenceBuffer:
         self.length = {}  # stream -> steps seen
         self.lost = 0
 
-    def add(self, payload, embedding, *, is_start=True, stream=0, lot=0):
+    def add(self, payload, embedding, *, is_start=True, stream=0, draw=0, group=0):
         """Observe a step of a stream; a closing row is one that is not a start."""
         time = self.length.get(stream, 0)
         self.length[stream] = time + 1
         if is_start:
-            victim = self.states.add(
-                embedding, lot, stream=stream, time=time, end=time + self.window
-            )
-            if victim is not None and self.states.rule.voids_rewards:
-                self.unknown.add((victim.stream, victim.time))
+            end = time + self.window
+            left = self.states.add(embedding, draw, stream=stream, time=time, end=end, group=group)
+            if left is not None and self.states.rule.voids_rewards:
+                self.unknown.add((left.stream, left.time))
         self.remove_unreached()
         if self.reaching(stream, time):
             if len(self.trajectory) < self.num_slots:
@@ -132,7 +135,9 @@ class SequenceBuffer:
 
 
 def held(rows):
-    """What the packed rows of a device hold, by numpy alone."""
+    """The items in the packed rows of a device, by NumPy alone."""
+    import jax
+
     words, items, start = np.asarray(rows.words), [], 0
     for shape, dtype in rows.leaves:
         size = math.prod(shape) * dtype.itemsize

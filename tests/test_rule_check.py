@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from lofo_rl.buffers import Fifo, Local, Placement, Reservoir, check_rule
+from lofo_rl.buffers import Fifo, Local, Placement, Reservoir
 from lofo_rl.functional import near
 from lofo_rl.pytrees import register_dataclass
+from lofo_rl.testing import check_rule
 from lofo_rl.types import LofoError
 
 KEY = jax.random.key(0)
@@ -248,7 +249,7 @@ def test_a_number_is_no_key(key):
         check_rule(Fifo(), key)
 
 
-def test_fields_that_are_judged_as_if_they_were_numbers():
+def test_a_rule_may_check_its_numbers():
     @register_dataclass
     @dataclasses.dataclass(frozen=True)
     class Judging:
@@ -263,5 +264,4 @@ def test_fields_that_are_judged_as_if_they_were_numbers():
         def place(self, ledger, embedding, key):
             return Placement(ledger.size, NOBODY, NO)
 
-    with pytest.raises(LofoError, match="too; it raised TracerBoolConversionError: Attempted bool"):
-        check_rule(Judging(0.5), KEY)
+    check_rule(Judging(0.5), KEY)

@@ -34,7 +34,7 @@ def add(replay, state, item, embedding, key, is_start, stream):
     return replay.add(state, item, embedding, key, is_start=is_start, stream=stream)
 
 
-draw_lot = jax.jit(lambda key, clock: jax.random.randint(key, (), 0, clock + 1))
+draw_row = jax.jit(lambda key, clock: jax.random.randint(key, (), 0, clock + 1))
 
 
 def walk(index, rule, steps):
@@ -45,8 +45,8 @@ def walk(index, rule, steps):
     for number, (point, is_start, stream) in enumerate(steps):
         stream = min(stream, index.num_streams - 1)
         embedding = tuple(GRID * x for x in point)
-        lot = int(draw_lot(KEYS[number], buffer.states.seen))
-        buffer.add(100 + number, embedding, is_start=is_start, stream=stream, lot=lot)
+        draw = int(draw_row(KEYS[number], buffer.states.seen))
+        buffer.add(100 + number, embedding, is_start=is_start, stream=stream, draw=draw)
         item = {"id": np.int32(100 + number)}
         state = add(
             replay, state, item, np.float32(embedding), KEYS[number], is_start, np.int32(stream)

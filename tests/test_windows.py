@@ -156,7 +156,7 @@ def test_nothing_leaks_across_the_cut_between_phases() -> None:
     task = WORLD.train_task(2)
     runs = loop.switch(pack, lived(pack, 46), task, jnp.int32(46))
     runs, _ = loop.advance(pack, runs, task, jnp.int32(46), jnp.int32(20), True)
-    items, known, _ = drawn_windows(pack, runs)
+    items, known, *_ = drawn_windows(pack, runs)
     is_cut = items.is_first[:, 1:] & ~items.is_last[:, :-1]
     assert is_cut.any()
     arrived = arrive(items, known)

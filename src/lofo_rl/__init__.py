@@ -4,11 +4,11 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lofo_rl.buffers import Fifo, Local, ReplayBuffer, Reservoir
+    from lofo_rl.buffers import Fifo, Local, Prioritized, ReplayBuffer, Reservoir
     from lofo_rl.functional import Replay, SequenceIndex, TransitionIndex
     from lofo_rl.locality import Contrastive, Handcrafted, suggest_radius
     from lofo_rl.pytrees import register_dataclass
-    from lofo_rl.types import Batch, LofoError, Step, Transition
+    from lofo_rl.types import Batch, LofoError, LofoWarning, Step, Transition
 
 __all__ = [
     "Batch",
@@ -17,6 +17,8 @@ __all__ = [
     "Handcrafted",
     "Local",
     "LofoError",
+    "LofoWarning",
+    "Prioritized",
     "Replay",
     "ReplayBuffer",
     "Reservoir",
@@ -30,7 +32,7 @@ __all__ = [
 
 # Names are fetched when they are first asked for: reports, for one, must not wait for jax.
 _HOMES = {
-    "lofo_rl.types": ("Batch", "LofoError", "Step", "Transition"),
+    "lofo_rl.types": ("Batch", "LofoError", "LofoWarning", "Step", "Transition"),
     "lofo_rl.pytrees": ("register_dataclass",),
     "lofo_rl.functional": ("Replay", "SequenceIndex", "TransitionIndex"),
     "lofo_rl.locality": ("Contrastive", "Handcrafted", "suggest_radius"),

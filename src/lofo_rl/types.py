@@ -56,3 +56,7 @@ class Batch(NamedTuple):
 
 class LofoError(ValueError):
     """A mistake the user can correct: one sentence that names the bad value and the fix."""
+
+
+class LofoWarning(UserWarning):
+    """A setting that defeats itself."""

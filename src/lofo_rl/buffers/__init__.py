@@ -1,6 +1,6 @@
 """Replay buffers in NumPy: rules of forgetting, and the object `ReplayBuffer`."""
 
-from lofo_rl.buffers.check import check_rule
+from lofo_rl.buffers.priorities import Prioritized
 from lofo_rl.buffers.replay_buffer import ReplayBuffer
 from lofo_rl.buffers.rules import Fifo, LedgerView, Local, Placement, Reservoir, Rule
 
@@ -9,8 +9,8 @@ __all__ = [
     "LedgerView",
     "Local",
     "Placement",
+    "Prioritized",
     "ReplayBuffer",
     "Reservoir",
     "Rule",
-    "check_rule",
 ]

@@ -1,4 +1,4 @@
-"""Who lives in which cell of a projected grid: the sieve behind `neighbours`.
+"""Which rows lie in which cell of a projected grid: the first sieve of `neighbors`.
 
 Invariant: two points nearer than the radius lie at most one cell apart on every axis, rounding
 included, so the cells around a point hold all its neighbours.
@@ -8,7 +8,6 @@ from array import array
 from functools import cache
 from itertools import pairwise, product
 from math import ceil, log2
-from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,15 +17,25 @@ Rows = NDArray[np.int64]
 Points = NDArray[np.float32]
 
 MOST_AXES = 5
+GROUP = np.int64(-4417276706812531889)  # moves the cells of a group away from those of others
 BLOCK = 1 << 16  # rows projected at once, so that their float64 copies stay small
-ODD = -7046029254386353131  # 2^64 over the golden ratio: spreads keys over a table
+
+
+@cache
+def kernels() -> Any:
+    """The compiled functions, or None without numba."""
+    try:
+        from lofo_rl.buffers import compiled
+    except ImportError:
+        return None
+    return compiled
 
 
 class Projection:
     """From points to cells a little wider than the radius.
 
     An orthonormal projection and a clip never increase a distance. Coordinates are clipped where
-    float64 could no longer tell cells apart; a key may wrap around, which only adds candidates.
+    float64 could no longer separate cells; a key may wrap around, which only adds candidates.
     """
 
     def __init__(self, basis: NDArray[np.float64], radius: float) -> None:
@@ -42,10 +51,14 @@ class Projection:
         steps = np.array(list(product((-1, 0, 1), repeat=num_axes)))
         self.offsets = np.sort(steps @ self.strides)  # [3^K] to the keys of the cells around
 
-    def keys(self, points: Points) -> Any:
-        """The key of each point's cell: [..., D] -> [...] int64."""
+    def keys(self, points: Points, groups: Rows | None = None) -> Any:
+        """The key of each point's cell: [..., D] -> [...] int64; groups have cells of their own."""
         clipped = points.astype(np.float64).clip(-self.reach, self.reach)
-        return np.floor(clipped @ self.basis).astype(np.int64) @ self.strides
+        keys = np.floor(clipped @ self.basis).astype(np.int64) @ self.strides
+        if groups is None:
+            return keys
+        with np.errstate(over="ignore"):
+            return keys + groups * GROUP
 
 
 class Cells(Protocol):
@@ -55,11 +68,14 @@ class Cells(Protocol):
     lookup: ClassVar[float]  # looking one cell up costs as much as so many candidates
     num_axes: int
 
-    def candidates(self, point: Points) -> tuple[Rows, int]:
+    def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
         """Some rows among which are all that are near, in no order; how many were looked at."""
 
-    def enter(self, row: int, point: Points, *, is_fresh: bool) -> None:
-        """Let the row's old point leave its cell, if it had one, and the new one enter its own."""
+    def put(self, row: int, point: Points, group: int, *, is_fresh: bool) -> None:
+        """Move the row from the cell of its old point, if it had one, to that of the new one.
+
+        Called before the row's point is overwritten.
+        """
 
 
 class ListedCells:
@@ -71,147 +87,79 @@ class ListedCells:
     worth: ClassVar[float] = 0.05
     lookup: ClassVar[float] = 3.0
 
-    def __init__(self, projection: Projection, points: Points, size: int, radius: float) -> None:
+    def __init__(self, projection: Projection, points: Points, groups: Rows, size: int) -> None:
         self.num_axes = len(projection.strides)
-        self._projection = projection
-        self._keys = _keys(projection, points, size)  # [C]
+        self._projection, self._is_grouped = projection, len(groups) > 0
+        self._keys = np.empty(len(points), np.int64)  # [C]
+        for start in range(0, size, BLOCK):
+            part = slice(start, min(start + BLOCK, size))
+            own = groups[part] if self._is_grouped else None
+            self._keys[part] = projection.keys(points[part], own)
         self._cells: dict[int, array[int]] = {}
-        self._last: tuple[bytes, Any] = b"", 0  # the point keyed last, and its key
+        self._last: tuple[bytes, int, int] = b"", 0, 0  # the point keyed last, its group, its key
         order = np.argsort(self._keys[:size])
         names, firsts = np.unique(self._keys[order], return_index=True)
         members, edges = order.tobytes(), [*(8 * firsts).tolist(), 8 * size]
         for key, (first, end) in zip(names.tolist(), pairwise(edges), strict=True):
             self._cells[key] = array("q", members[first:end])
 
-    def candidates(self, point: Points) -> tuple[Rows, int]:
+    def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
         """All rows of the cells around the point, and how many they are."""
-        keys = (self._key(point) + self._projection.offsets).tolist()
+        keys = (np.int64(self._key(point, group)) + self._projection.offsets).tolist()
         found = b"".join(filter(None, map(self._cells.get, keys)))
         return np.frombuffer(found, np.int64), len(found) // 8
 
-    def enter(self, row: int, point: Points, *, is_fresh: bool) -> None:
-        """Let the row's old point leave its cell, if it had one, and the new one enter its own."""
+    def put(self, row: int, point: Points, group: int, *, is_fresh: bool) -> None:
+        """Move the row from the cell of its old point, if it had one, to that of the new one."""
         if not is_fresh:
             left = int(self._keys[row])
             self._cells[left].remove(row)
             if not self._cells[left]:
-                del self._cells[left]  # else a drifting world would leave empty cells behind
-        self._keys[row] = key = self._key(point)
-        self._cells.setdefault(int(key), array("q")).append(row)
+                del self._cells[left]  # else data that drifts would leave empty cells behind
+        self._keys[row] = key = self._key(point, group)
+        self._cells.setdefault(key, array("q")).append(row)
 
-    def _key(self, point: Points) -> Any:
-        if (image := point.tobytes()) != self._last[0]:  # who is put was most often just asked for
-            self._last = image, self._projection.keys(point)
-        return self._last[1]
+    def _key(self, point: Points, group: int) -> int:
+        image = point.tobytes()
+        if (image, group) != self._last[:2]:  # a point is put right after its candidates were read
+            own = np.array(group) if self._is_grouped else None
+            self._last = image, group, int(self._projection.keys(point, own))
+        return self._last[2]
 
 
 class LinkedCells:
-    """A table of linked rows, compiled by numba; it also drops candidates that are clearly far.
+    """A hash table of linked rows, read and written by compiled functions.
 
-    Memory: about 30 bytes for each row of the capacity, touched only where rows are live.
+    Memory: 12 to 16 bytes for each live row.
     """
 
-    worth: ClassVar[float] = 0.2
-    lookup: ClassVar[float] = 1.0
+    worth: ClassVar[float] = 0.35
+    lookup: ClassVar[float] = 0.7
 
-    def __init__(self, projection: Projection, points: Points, size: int, radius: float) -> None:
+    def __init__(self, projection: Projection, points: Points, groups: Rows, size: int) -> None:
         self.num_axes = len(projection.strides)
-        self._kernels = kernels()
-        self._projection, self._points = projection, points
-        self._keys = _keys(projection, points, size)  # [C]
-        num_bits = max(1, ceil(log2(2 * len(points))))
-        self._heads = np.zeros(1 << num_bits, np.int32)  # the first link of each hash
-        self._links = np.empty(
-            len(points), np.int32
-        )  # [C] row -> row + 1 of the next, 0 at the end
-        self._found = np.empty(len(points), np.int64)  # [C]
-        self._table = self._keys, self._heads, self._links, 64 - num_bits
-        self._bound = radius**2 * (1 + (points.shape[1] + 8) * 2.0**-22)
-        self._kernels.link(0, size, *self._table)
+        self._kernels: Any = kernels()
+        self._points, self._groups = points, groups
+        self._links = np.empty((len(points), 2), np.int32)  # [C] tag of the cell, row + 1 of next
+        self._grid = projection.offsets, projection.basis, projection.reach, projection.strides
+        self._first = np.empty(len(projection.offsets), np.int32)
+        self.table: tuple[Any, ...] = ()
+        self.grow(size)
 
-    def candidates(self, point: Points) -> tuple[Rows, int]:
-        """The rows not clearly far, and how many rows the cells around the point hold."""
-        num_found, num_candidates = self._kernels.gather(
-            point, self._points, self._bound, self._key(point), self._projection.offsets,
-            *self._table, self._found,
-        )  # fmt: skip
-        return self._found[:num_found].copy(), num_candidates
+    def grow(self, size: int) -> None:
+        """Link all live rows in a table that holds at least twice as many."""
+        num_bits = max(4, ceil(log2(2 * size + 1)))
+        heads = np.zeros(1 << num_bits, np.int32)  # row + 1 of the first row of each hash
+        self.table = self._links, heads, 64 - num_bits, *self._grid, self._first
+        self._kernels.link_all(self._points, self._groups, size, *self.table)
 
-    def enter(self, row: int, point: Points, *, is_fresh: bool) -> None:
-        """Let the row's old point leave its cell, if it had one, and the new one enter its own."""
-        if not is_fresh:
-            self._kernels.unlink(row, *self._table)
-        self._keys[row] = self._key(point)
-        self._kernels.link(row, row + 1, *self._table)
+    def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
+        """All rows of the cells around the point, and how many they are."""
+        found = self._kernels.gather(self._points, self._groups, point, group, *self.table)
+        return found, len(found)
 
-    def _key(self, point: Points) -> int:
-        grid = self._projection
-        return self._kernels.key_of(point, grid.basis, grid.reach, grid.strides)
-
-
-def _keys(projection: Projection, points: Points, size: int) -> Rows:
-    keys = np.empty(len(points), np.int64)
-    for start in range(0, size, BLOCK):
-        end = min(start + BLOCK, size)
-        keys[start:end] = projection.keys(points[start:end])
-    return keys
-
-
-@cache
-def kernels() -> Any:
-    """The compiled functions of `LinkedCells`, or None without numba."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    functions = {"key_of": _key_of, "gather": _gather, "link": _link, "unlink": _unlink}
-    return SimpleNamespace(**{name: numba.njit(body) for name, body in functions.items()})
-
-
-def _key_of(point: Any, basis: Any, reach: Any, strides: Any) -> Any:
-    key = 0
-    for axis in range(len(strides)):
-        place = 0.0
-        for i in range(len(point)):
-            place += min(max(point[i], -reach), reach) * basis[i, axis]
-        key += int(np.floor(place)) * strides[axis]
-    return key
-
-
-def _gather(
-    point: Any, points: Any, bound: Any, key: Any, offsets: Any,
-    keys: Any, heads: Any, links: Any, shift: Any, found: Any,
-) -> Any:  # fmt: skip
-    num_found = num_candidates = 0
-    for offset in offsets:
-        wanted = key + offset
-        link = heads[((wanted * ODD) >> shift) & (len(heads) - 1)]
-        while link > 0:
-            row = link - 1
-            if keys[row] == wanted:
-                num_candidates += 1
-                distance = 0.0
-                for i in range(len(point)):
-                    distance += (np.float64(points[row, i]) - point[i]) ** 2
-                if distance < bound:
-                    found[num_found] = row
-                    num_found += 1
-            link = links[row]
-    return num_found, num_candidates
-
-
-def _link(start: Any, end: Any, keys: Any, heads: Any, links: Any, shift: Any) -> None:
-    for row in range(start, end):
-        slot = ((keys[row] * ODD) >> shift) & (len(heads) - 1)
-        links[row], heads[slot] = heads[slot], row + 1
-
-
-def _unlink(row: Any, keys: Any, heads: Any, links: Any, shift: Any) -> None:
-    slot = ((keys[row] * ODD) >> shift) & (len(heads) - 1)
-    if heads[slot] == row + 1:
-        heads[slot] = links[row]
-        return
-    before = heads[slot] - 1
-    while links[before] != row + 1:
-        before = links[before] - 1
-    links[before] = links[row]
+    def put(self, row: int, point: Points, group: int, *, is_fresh: bool) -> None:
+        """Move the row from the cell of its old point, if it had one, to that of the new one."""
+        if is_fresh and row >= len(self.table[1]):
+            self.grow(row)
+        self._kernels.move(self._points, self._groups, row, point, group, is_fresh, *self.table)

@@ -1,12 +1,12 @@
 """Who is within a radius: exhaustive, and an exact index whose cost does not grow with the buffer.
 
-Invariant: `near` answers exactly the live rows for which
-`((points - embedding) ** 2).sum(-1) < np.float32(radius) ** 2` holds in float32. Expansions and
-grids only choose, with room for rounding, which rows are put to that test.
-The live rows are the prefix `[0, size)`, as everywhere in the house.
+Invariant: `near` gives exactly the live rows of the same group for which
+`((points - embedding) ** 2).sum(-1) < np.float32(radius) ** 2` holds in float32. Expansions, grids
+and compiled code only choose, with room for rounding, which rows are put to that test.
+The live rows are the prefix `[0, size)`, as everywhere in this library.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,42 +21,47 @@ from lofo_rl.buffers.cells import (
     Rows,
     kernels,
 )
+from lofo_rl.types import LofoError
 
 SMALLEST, LARGEST = 2.0**-50, 2.0**55  # squares stay clear of both ends of float32
-FEWEST = 2048  # below, nothing beats looking at all
+FEWEST = 2048  # with fewer rows a look at all of them is cheapest
 WINDOW = 1024  # queries over which a grid is judged
-SAMPLE = 1 << 14  # points from which a grid's cost is foretold
+SAMPLE = 1 << 14  # points from which the cost of a grid is predicted
+NO_GROUPS = np.zeros(0, np.int64)
 
 
-class Neighbours(Protocol):
-    """The live points of a buffer, asked who is near and told who came."""
+class Inserted(NamedTuple):
+    """What a compiled call did with the first samples of a batch."""
 
-    size: int
+    num: int  # samples inserted
+    size: int  # live rows now
+    evicted: int  # rows that were replaced
+    near_total: int  # neighbours of the inserted samples
+    num_candidates: int
+    overflow: int  # 1 if one of them took the spare row
+    is_growing: bool  # it stopped because the table of cells was full, and has grown since
 
-    def near(self, embedding: ArrayLike) -> Rows:
-        """The rows strictly within the radius, ascending."""
 
-    def put(self, row: int, embedding: ArrayLike) -> None:
-        """Give `row` a point: a fresh one when `row == size`, else the old point leaves."""
-
-
-def oldest_near(index: Neighbours, stamps: NDArray[Any], embedding: ArrayLike) -> tuple[int, int]:
-    """The row local forgetting would give up (-1: nobody is near), and how many are near."""
-    rows = index.near(embedding)
+def oldest_near(
+    index: "Exhaustive", stamps: NDArray[Any], embedding: ArrayLike, group: int = 0
+) -> tuple[int, int]:
+    """The row that local forgetting replaces (-1: no neighbour), and the number of neighbours."""
+    rows = index.near(embedding, group)
     return (int(rows[stamps[rows].argmin()]) if len(rows) else -1), len(rows)
 
 
 class Exhaustive:
     """Every live row is looked at: a matrix-vector product sieves, the direct difference decides.
 
-    Memory: 4·(D + 1) bytes for each row of the capacity, touched only when a row is first put.
+    Memory: 4·(D + 1) bytes for each row, touched only when a row is first put.
     """
 
-    def __init__(self, capacity: int, embedding_size: int, radius: float) -> None:
+    def __init__(
+        self, capacity: int, embedding_size: int, radius: float, *, is_grouped: bool = False
+    ) -> None:
         if capacity < 1 or embedding_size < 1:
-            raise ValueError(f"{capacity=} and {embedding_size=} must be at least 1")
-        if not SMALLEST <= radius <= LARGEST:
-            raise ValueError(f"{radius=} must lie in [{SMALLEST:.0e}, {LARGEST:.0e}]")
+            raise LofoError(f"{capacity=} and {embedding_size=} must be at least 1")
+        check_radius(radius)
         self.capacity, self.embedding_size = capacity, embedding_size
         self.radius = float(np.float32(radius))
         self.size = 0
@@ -65,60 +70,70 @@ class Exhaustive:
         self._bound = np.float32(radius) ** 2
         self._points: Points = np.empty((capacity, embedding_size), np.float32)  # [C, D]
         self._norms: Points = np.empty(capacity, np.float32)  # [C] squared, lowered by the slack
+        self._groups: Rows = np.zeros(capacity, np.int64) if is_grouped else NO_GROUPS  # [C]
 
     @property
     def points(self) -> Points:
         """The live points, [size, D]; a view, not to be written."""
         return self._points[: self.size]
 
-    def near(self, embedding: ArrayLike) -> Rows:
+    @property
+    def groups(self) -> Rows | None:
+        """The live rows' groups, [size]; a view, not to be written. None: there are no groups."""
+        return self._groups[: self.size] if len(self._groups) else None
+
+    def near(self, embedding: ArrayLike, group: int = 0) -> Rows:
         """The rows strictly within the radius, ascending."""
-        return self._near(self._checked(embedding))
+        return self._near(self.checked(embedding), group)
 
-    def put(self, row: int, embedding: ArrayLike) -> None:
+    def put(self, row: int, embedding: ArrayLike, group: int = 0) -> None:
         """Give `row` a point: a fresh one when `row == size`, else the old point leaves."""
-        point = self._checked(embedding)
+        point = self.checked(embedding)
         if not 0 <= row <= min(self.size, self.capacity - 1):
-            raise ValueError(f"{row=}: rows are taken in order, {self.size} of {self.capacity} are")
-        self._store(row, point)
+            raise LofoError(f"{row=}: rows are taken in order, {self.size} of {self.capacity} are")
+        self._store(row, point, group)
 
-    def fill(self, points: ArrayLike) -> None:
-        """Hold exactly these points, row for row: how an index is restored from a saved ledger."""
+    def fill(self, points: ArrayLike, groups: ArrayLike | None = None) -> None:
+        """Hold exactly these points, row for row: how an index is restored from a file."""
         rows = np.asarray(points, np.float32)
         if rows.shape != (len(rows), self.embedding_size) or len(rows) > self.capacity:
-            raise ValueError(
+            raise LofoError(
                 f"points {rows.shape} must be [n, {self.embedding_size}], n <= {self.capacity}"
             )
         norms = np.einsum("ij,ij->i", rows, rows)
         if not np.all(norms <= LARGEST**2):
-            raise ValueError(f"row {np.argmin(norms <= LARGEST**2)} is not finite or too large")
+            raise LofoError(f"row {np.argmin(~(norms <= LARGEST**2))} is not finite or too large")
         self.size = len(rows)
         self._points[: self.size] = rows
         self._norms[: self.size] = norms * (1 - self._slack)
+        if groups is not None:
+            self._groups[: self.size] = groups
 
-    def _checked(self, embedding: ArrayLike) -> Points:
-        point = np.array(embedding, np.float32, order="C")
-        if point.shape != (self.embedding_size,):
-            raise ValueError(f"embedding {point.shape} must have shape ({self.embedding_size},)")
-        exact = point.astype(np.float64)  # whose square cannot overflow
-        if not exact.dot(exact) <= LARGEST**2:  # so that NaN is refused too
-            raise ValueError(f"embedding {point} must be finite, its norm at most {LARGEST:.0e}")
-        return point
+    def checked(self, embedding: ArrayLike) -> Points:
+        """The embedding as a float32 vector [D], if it is one."""
+        return self.checked_batch(np.asarray(embedding)[None])[0]
 
-    def _store(self, row: int, point: Points) -> None:
+    def checked_batch(self, embeddings: ArrayLike) -> Points:
+        """The embeddings as float32 vectors [n, D], in memory of their own."""
+        return checked_points(embeddings, self.embedding_size)
+
+    def _store(self, row: int, point: Points, group: int) -> None:
         self._points[row] = point
         self._norms[row] = float(point.dot(point)) * (1 - self._slack)
+        if len(self._groups):
+            self._groups[row] = group
         self.size = max(self.size, row + 1)
 
-    def _near(self, point: Points) -> Rows:
+    def _near(self, point: Points, group: int) -> Rows:
         scores = self.points @ (-2 * point)
         scores += self._norms[: self.size]
         lowered = float(point.dot(point)) * (1 - self._slack)
-        return self._test(
-            np.flatnonzero(scores < float(self._bound) * (1 + self._slack) - lowered), point
-        )
+        rows = np.flatnonzero(scores < float(self._bound) * (1 + self._slack) - lowered)
+        return self._test(rows, point, group)
 
-    def _test(self, rows: Rows, point: Points) -> Rows:
+    def _test(self, rows: Rows, point: Points, group: int) -> Rows:
+        if len(self._groups):
+            rows = rows[self._groups[rows] == group]
         difference = self._points.take(rows, axis=0)
         difference -= point
         difference *= difference
@@ -141,30 +156,32 @@ class Grid(Exhaustive):
         num_axes: int = 3,
         basis: ArrayLike | None = None,
         compiled: bool | None = None,
+        *,
+        is_grouped: bool = False,
     ) -> None:
-        super().__init__(capacity, embedding_size, radius)
+        super().__init__(capacity, embedding_size, radius, is_grouped=is_grouped)
         axes = np.eye(embedding_size)[:, :num_axes] if basis is None else np.asarray(basis, float)
         if axes.shape[:1] != (embedding_size,):
             raise ValueError(f"a basis {axes.shape} must have {embedding_size} rows")
         self._projection = Projection(axes, self.radius)
         self._kind = _kind(compiled)
-        self._cells = self._kind(self._projection, self._points, 0, self.radius)
+        self._cells: Cells = self._kind(self._projection, self._points, self._groups, 0)
         self.num_queries = self.num_candidates = 0
 
-    def fill(self, points: ArrayLike) -> None:
+    def fill(self, points: ArrayLike, groups: ArrayLike | None = None) -> None:
         """Hold exactly these points, row for row."""
-        super().fill(points)
-        self._cells = self._kind(self._projection, self._points, self.size, self.radius)
+        super().fill(points, groups)
+        self._cells = self._kind(self._projection, self._points, self._groups, self.size)
 
-    def _store(self, row: int, point: Points) -> None:
-        self._cells.enter(row, point, is_fresh=row == self.size)
-        super()._store(row, point)
+    def _store(self, row: int, point: Points, group: int) -> None:
+        self._cells.put(row, point, group, is_fresh=row == self.size)
+        super()._store(row, point, group)
 
-    def _near(self, point: Points) -> Rows:
-        rows, num_candidates = self._cells.candidates(point)
+    def _near(self, point: Points, group: int) -> Rows:
+        rows, num_candidates = self._cells.candidates(point, group)
         self.num_queries += 1
         self.num_candidates += num_candidates
-        return np.sort(self._test(rows, point))
+        return np.sort(self._test(rows, point, group))
 
 
 class Automatic(Exhaustive):
@@ -175,55 +192,113 @@ class Automatic(Exhaustive):
     """
 
     def __init__(
-        self, capacity: int, embedding_size: int, radius: float, compiled: bool | None = None
+        self,
+        capacity: int,
+        embedding_size: int,
+        radius: float,
+        compiled: bool | None = None,
+        *,
+        is_grouped: bool = False,
     ) -> None:
-        super().__init__(capacity, embedding_size, radius)
+        super().__init__(capacity, embedding_size, radius, is_grouped=is_grouped)
         self._kind = _kind(compiled)
+        self._kernels: Any = kernels() if self._kind is LinkedCells else None
         self._cells: Cells | None = None
         self.num_queries = self.num_candidates = self.num_switches = 0
         self._patience = FEWEST  # puts until the next review
         self._asked, self._spent = 0, 0.0  # queries of the present window, and their cost
+        # The compiled sum of squares may differ from NumPy's by this share.
+        margin = max(1e-5, (embedding_size + 8) * 2.0**-22)
+        square = float(self._bound)
+        self._bounds = np.float32(square * (1 - margin)), np.float32(square * (1 + margin))
+        self._no_table = (
+            np.zeros((0, 2), np.int32), np.zeros(0, np.int32), 0, np.zeros(0, np.int64),
+            np.zeros((embedding_size, 0)), 0.0, np.zeros(0, np.int64), np.zeros(0, np.int32),
+        )  # fmt: skip
 
     @property
     def num_axes(self) -> int:
         """The axes of the present grid; 0 while the search is exhaustive."""
         return 0 if self._cells is None else self._cells.num_axes
 
-    def fill(self, points: ArrayLike) -> None:
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `insert` may be called."""
+        return self._kernels is not None
+
+    def fill(self, points: ArrayLike, groups: ArrayLike | None = None) -> None:
         """Hold exactly these points, row for row."""
-        super().fill(points)
+        super().fill(points, groups)
         self._switch(None)
         self._review()
 
-    def _store(self, row: int, point: Points) -> None:
-        if self._cells is not None:
-            self._cells.enter(row, point, is_fresh=row == self.size)
-        super()._store(row, point)
-        self._patience -= 1
-        if self._patience <= 0:
-            self._review()
+    def insert(
+        self,
+        points: Points,
+        groups: Rows,
+        limit: int,
+        spare: int,
+        stamps: Rows,
+        clock: int,
+        rows: Rows,
+    ) -> Inserted:
+        """Insert checked points [n, D] under local forgetting in one compiled call.
 
-    def _near(self, point: Points) -> Rows:
+        `spare` is the oldest row if the buffer is full, else -1. Writes the stamps of the rows that
+        were taken, and those rows [n]. It may stop early, even before the first sample: one that
+        NumPy has to decide, a second one that wants a spare row, or a review of the index.
+        """
+        num = min(len(points), max(self._patience, 1))
+        table = self._no_table if self._cells is None else self._cells.table  # type: ignore[attr-defined]  # linked
+        done = Inserted(
+            *self._kernels.insert(
+                points[:num], groups, limit, spare, *self._bounds, rows, self._points, self._norms,
+                stamps, self._groups, self.size, clock, 1 - self._slack, *table,
+            )
+        )  # fmt: skip
+        self.size = done.size
+        self.num_queries += done.num
+        self.num_candidates += done.num_candidates
+        if self._cells is not None:
+            if done.is_growing:
+                self._cells.grow(self.size)  # type: ignore[attr-defined]  # linked
+            self._watch(done.num_candidates, done.num)
+        self._count_puts(done.num)
+        return done
+
+    def _store(self, row: int, point: Points, group: int) -> None:
+        if self._cells is not None:
+            self._cells.put(row, point, group, is_fresh=row == self.size)
+        super()._store(row, point, group)
+        self._count_puts(1)
+
+    def _near(self, point: Points, group: int) -> Rows:
         self.num_queries += 1
         if self._cells is None:
             self.num_candidates += self.size
-            return super()._near(point)
-        rows, num_candidates = self._cells.candidates(point)
+            return super()._near(point, group)
+        rows, num_candidates = self._cells.candidates(point, group)
         self.num_candidates += num_candidates
-        self._watch(num_candidates + self._kind.lookup * 3**self._cells.num_axes)
-        return np.sort(self._test(rows, point))
+        self._watch(num_candidates, 1)
+        return np.sort(self._test(rows, point, group))
 
-    def _watch(self, cost: float) -> None:
+    def _watch(self, num_candidates: int, num_queries: int) -> None:
         """Give the grid up as soon as a window of queries has cost more than it would without."""
-        if self._asked == WINDOW:
+        assert self._cells is not None
+        if self._asked >= WINDOW:
             self._asked, self._spent = 0, 0.0
-        self._asked += 1
-        self._spent += cost
-        if self._spent > WINDOW * self._kind.worth * self.size:
+        self._asked += num_queries
+        self._spent += num_candidates + num_queries * self._kind.lookup * 3**self._cells.num_axes
+        if self._spent > max(self._asked, WINDOW) * self._kind.worth * self.size:
             self._switch(None)
 
+    def _count_puts(self, num: int) -> None:
+        self._patience -= num
+        if self._patience <= 0:
+            self._review()
+
     def _review(self) -> None:
-        """Ask what a grid on today's principal axes would cost, and move to it if it pays.
+        """Predict what a grid on today's principal axes would cost, and move to it if it pays.
 
         A review looks at a bounded sample and a move at all rows; at least `size` puts lie
         between two of them, so both stay a constant share of a put.
@@ -234,14 +309,53 @@ class Automatic(Exhaustive):
         present = self._kind.worth * self.size
         if self._cells is not None:  # another grid must also be worth the move
             present = 0.5 * self._spent / max(self._asked, 1)
-        cost, projection = _cheapest(self.points, self.radius, self._kind.lookup)
+        cost, projection = _cheapest(self.points, self.groups, self.radius, self._kind.lookup)
         if cost < present:
-            self._switch(self._kind(projection, self._points, self.size, self.radius))
+            self._switch(self._kind(projection, self._points, self._groups, self.size))
 
     def _switch(self, cells: Cells | None) -> None:
         self.num_switches += cells is not self._cells
         self._cells = cells
         self._asked, self._spent = 0, 0.0
+
+
+def check_radius(radius: Any) -> None:
+    """Refuse a radius whose square float32 cannot hold exactly enough."""
+    if not SMALLEST <= radius <= LARGEST:
+        raise LofoError(f"radius must lie in [{SMALLEST:.0e}, {LARGEST:.0e}], got {radius!r}")
+
+
+def checked_points(embeddings: ArrayLike, embedding_size: int | None = None) -> Points:
+    """The embeddings as float32 vectors [n, D], in memory of their own, if they are numbers.
+
+    The norm of each is at most 2**55, so that no square overflows.
+    """
+    given = embeddings if type(embeddings) is np.ndarray else _as_array(embeddings)
+    if given.dtype.kind not in "fiub":
+        raise LofoError(f"an embedding must be a vector of numbers, got {given.dtype}")
+    if given.ndim != 2 or not given.shape[1]:
+        shape = given.shape[1:]
+        raise LofoError(f"an embedding must be a vector, got shape {shape}")
+    if embedding_size is not None and given.shape[1] != embedding_size:
+        shape = given.shape[1:]
+        raise LofoError(f"embedding {shape} must have shape ({embedding_size},), as the first one")
+    with np.errstate(over="ignore"):
+        points = np.array(given, np.float32, order="C")
+    exact = points.astype(np.float64)  # whose squares cannot overflow
+    norms = np.einsum("ij,ij->i", exact, exact)
+    if not (norms <= LARGEST**2).all():  # so that NaN is refused too
+        bad = points[int(np.argmin(norms <= LARGEST**2))]
+        raise LofoError(f"embedding {bad} must be finite, its norm at most {LARGEST:.0e}")
+    return points
+
+
+def _as_array(embeddings: Any) -> NDArray[Any]:
+    if isinstance(embeddings, np.ma.MaskedArray):
+        raise LofoError("an embedding must not be a masked array: give its values")
+    try:
+        return np.asarray(embeddings)
+    except Exception as error:
+        raise LofoError(f"an embedding must be a vector of numbers: {error}") from error
 
 
 def _kind(compiled: bool | None) -> type[ListedCells] | type[LinkedCells]:
@@ -252,22 +366,25 @@ def _kind(compiled: bool | None) -> type[ListedCells] | type[LinkedCells]:
     return LinkedCells
 
 
-def _cheapest(points: Points, radius: float, lookup: float) -> tuple[float, Projection]:
+def _cheapest(
+    points: Points, groups: Rows | None, radius: float, lookup: float
+) -> tuple[float, Projection]:
     """The number of principal axes on which a query would cost least, and that cost."""
-    sample = points[np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(np.int64)]
+    chosen = np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(np.int64)
+    sample, own = points[chosen], None if groups is None else groups[chosen]
     _, vectors = np.linalg.eigh(np.cov(sample, rowvar=False).reshape(2 * sample.shape[1:]))
     most = min(MOST_AXES, sample.shape[1])
     trials = [Projection(vectors[:, ::-1][:, :k], radius) for k in range(1, most + 1)]
     costs = [
-        lookup * len(trial.offsets) + _expected(sample, trial, len(points) / len(sample))
+        lookup * len(trial.offsets) + _expected(sample, own, trial, len(points) / len(sample))
         for trial in trials
     ]
     return min(costs), trials[int(np.argmin(costs))]
 
 
-def _expected(sample: Points, projection: Projection, scale: float) -> float:
+def _expected(sample: Points, groups: Rows | None, projection: Projection, scale: float) -> float:
     """The mean candidates of a query among `scale` times as many points."""
-    keys = projection.keys(sample)
+    keys = projection.keys(sample, groups)
     cells, members = np.unique(keys, return_counts=True)
     wanted = keys[:: max(1, len(keys) // 128), None] + projection.offsets
     place = np.searchsorted(cells, wanted).clip(max=len(cells) - 1)

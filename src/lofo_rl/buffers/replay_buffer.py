@@ -1,44 +1,52 @@
-"""The object API: a buffer for Python users, NumPy in and NumPy out, on the host.
+"""The object API: a replay buffer for Python users, NumPy in and NumPy out.
 
-The semantics are those of `Replay`; only the means differ. Neighbours are found by an index whose
-cost does not grow with the buffer, and what changes is written in place.
+The semantics are those of `lofo_rl.functional.Replay`. Neighbours are found by an index whose cost
+does not grow with the buffer, and rows are written in place.
 """
 
-import functools
 import inspect
 import operator
 import os
+import threading
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
-import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from lofo_rl.buffers import files
-from lofo_rl.buffers.hosted import HostLedger
-from lofo_rl.buffers.items import Layout, Leaf, observation_of
+from lofo_rl.buffers import memory, serialization
+from lofo_rl.buffers.item_spec import ItemSpec, Leaf, observation_of
+from lofo_rl.buffers.ledger import Ledger
+from lofo_rl.buffers.neighbors import Points, Rows, checked_points
+from lofo_rl.buffers.priorities import Priorities, Prioritized
 from lofo_rl.buffers.rules import Fifo, Local, Reservoir, Rule
-from lofo_rl.functional import sequences as trajectories
-from lofo_rl.functional.index import SequenceIndex, SequenceState, TransitionIndex
-from lofo_rl.functional.sequences import Trajectory
-from lofo_rl.functional.storage import HostStorage
-from lofo_rl.types import Array, Batch, LofoError, Tree
+from lofo_rl.buffers.sequences import Trajectory
+from lofo_rl.types import Batch, LofoError, LofoWarning, Tree
 
 Embed = Callable[[Any], ArrayLike]
-Rows = NDArray[np.int32]
+GroupOf = str | Callable[[Any], Any]
 
 RULES: dict[str, Any] = {kind.__name__: kind for kind in (Fifo, Reservoir, Local)}
+REVIEWED = 1024  # samples between two looks at settings that defeat themselves
 
 
 class ReplayBuffer:
     """Remembers items under a rule of forgetting; the same seed and calls give the same samples.
 
-    `locality` turns an observation into a point: a function, or an object with a method `embed`,
-    such as `functools.partial(jax.jit(locality.embed), params)` of a fitted one. Without it, a
-    rule that asks for neighbours wants `embedding=` with every `add`.
-    `window` is None for single transitions, or the number of steps of a sequence.
-    `num_slots` bounds the steps stored behind the starts, `num_streams` counts parallel worlds.
+    `rule`: `Fifo()`, `Reservoir()`, `Local(radius, limit)`, or a rule of your own.
+    `capacity`: the most items, or starts of windows, that it holds.
+    `locality`: a function from an observation to a vector, or an object with a method `embed`.
+    Without it, a rule that needs neighbours takes `embedding=` with every `add`.
+    `window`: None for single transitions, or the number of steps of a sequence.
+    `group_by`: the name of a leaf, such as "action", or a function from an item to an integer; only
+    samples of the same group are neighbours.
+    `sampler`: `Prioritized(...)` to sample by error, None to sample uniformly.
+    `num_slots` bounds the steps stored behind the starts of windows, `num_streams` counts parallel
+    environments, whose steps are chained apart.
+
+    All methods may be called from several threads.
     """
 
     def __init__(
@@ -49,40 +57,68 @@ class ReplayBuffer:
         window: int | None = None,
         seed: int = 0,
         *,
+        group_by: GroupOf | None = None,
+        sampler: Prioritized | None = None,
         num_streams: int = 1,
         num_slots: int | None = None,
     ) -> None:
-        self._trajectory: Trajectory | None = None
-        self._index: TransitionIndex | SequenceIndex = TransitionIndex(rule, capacity)
-        if window is not None:
-            self._index = SequenceIndex(rule, capacity, window, num_slots, num_streams)
-        elif num_slots is not None:
-            raise LofoError(f"num_slots={num_slots} bounds the steps of windows: give window=")
-        assert self._index.num_slots is not None  # every index settles it on construction
-        self._num_slots, self._num_streams = self._index.num_slots, num_streams
-        if window is not None:
-            self._trajectory = _on_host(self._empty_trajectory())
-        self._ledger = HostLedger(rule, capacity)
-        self._embed = _embedder(locality)
-        self._rng = np.random.Generator(np.random.PCG64(seed))
-        self._every_row = np.arange(capacity, dtype=np.int32)
-        self._layout: Layout | None = None  # settled by the first item
+        self._rule = _checked_rule(rule)
+        self._capacity = _checked_size("capacity", capacity)
+        self._num_streams = _checked_size("num_streams", num_streams)
+        self._window = None if window is None else _checked_size("window", window)
+        self._num_slots = self._default_slots()
+        if num_slots is not None:
+            if self._window is None:
+                raise LofoError(f"num_slots={num_slots} bounds the steps of windows: give window=")
+            self._num_slots = _checked_size("num_slots", num_slots)
+            if self._num_slots < self._window:
+                raise LofoError(f"num_slots must hold a window of {window}, got {num_slots}")
+        if sampler is not None and not isinstance(sampler, Prioritized):
+            raise LofoError(f"sampler must be Prioritized(...) or None, got {sampler!r}")
+        if group_by is not None and not (isinstance(group_by, str) or callable(group_by)):
+            raise LofoError(f"group_by must name a leaf or be a function, got {group_by!r}")
+        self._embed, self._group_by, self._sampler = _embedder(locality), group_by, sampler
+        self._is_grouped: bool | None = True if group_by is not None else None  # None: open yet
+        self._seed = _checked_size("seed", seed, least=0)
+        memory.require(
+            self._index_bytes(0), f"a book of {self._capacity:,} rows", "lower capacity or window"
+        )
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        self._reset()
+        _LIVING.add(self)
+
+    def _reset(self) -> None:
+        """Hold nothing, and take memory only when it is written."""
+        self._rng = np.random.Generator(np.random.PCG64(self._seed))
+        self._ledger = Ledger(self._rule, self._capacity, is_grouped=bool(self._is_grouped))
+        self._steps: Trajectory | None = None
+        if self._window is not None:
+            shape = self._capacity, self._window, self._num_slots, self._num_streams
+            self._steps = Trajectory(*shape)
+        self._priorities = (
+            None if self._sampler is None else Priorities(self._sampler, self._capacity)
+        )
+        self._spec: ItemSpec | None = None  # settled by the first item
+        self._group_leaf = -1
         self._rows: list[Leaf] = []  # leaves [T, ...]
+        self._one_row = np.zeros(1, np.int64)
+        self._reviewed = (0, 0, 0, 0)  # clock, overflow, cut windows, neighbours at the last review
 
     def __len__(self) -> int:
         """How many items, or starts of windows, are remembered."""
         return self._ledger.size
 
     def __repr__(self) -> str:
-        index = self._index
-        kind = f"window={index.window}" if isinstance(index, SequenceIndex) else "transitions"
-        return f"ReplayBuffer({index.rule}, {len(self)} of {index.capacity}, {kind})"
+        kind = "transitions" if self._window is None else f"window={self._window}"
+        return f"ReplayBuffer({self._rule}, {len(self)} of {self._capacity}, {kind})"
 
     def add(
         self,
         item: Tree,
         *,
         embedding: ArrayLike | None = None,
+        group: int | None = None,
         is_first: bool = False,
         is_last: bool = False,
         stream: int = 0,
@@ -93,190 +129,673 @@ class ReplayBuffer:
         row: the final observation, which ends windows but starts none, and needs no embedding.
         Each flag may be given here or in the item's own field of that name, where it is written.
         """
-        stream = self._checked_stream(stream)
-        layout = self._layout or Layout.of(item)
-        leaves, rows = layout.fit(item), self._rows or layout.rows(self._num_slots)
-        if self._trajectory is not None:
-            is_last = layout.mark(leaves, is_first=is_first, is_last=is_last)
-        elif is_last:
-            raise LofoError("is_last=True adds the closing row of a window: transitions have none")
-        row, is_taken = self._index.capacity, False
-        if not is_last:
-            row, is_taken = self._ledger.add(self._point(item, embedding), self._rng)
-        self._layout, self._rows = layout, rows
-        slot = row if self._trajectory is None else self._extend(row, is_taken, stream)
-        HostStorage().write(rows, slot, leaves)  # type: ignore[arg-type]  # a Python int
+        is_embedded = embedding is None and self._rule.needs_embedding and self._embed is not None
+        if is_embedded and not (is_last or self._closes(item)):
+            embedding = self._embed(observation_of(item))  # type: ignore[misc]  # there is one
+        with self._lock:
+            spec = self._spec or ItemSpec.of(item)
+            leaves = spec.fit(item)
+            if stream or self._num_streams > 1:
+                stream = self._checked_stream(stream)
+            if self._steps is not None:
+                is_last = _mark(spec, leaves, is_first, is_last)
+            elif is_last:
+                raise LofoError(
+                    "is_last=True adds the closing row of a window: transitions have none"
+                )
+            elif is_first and "is_first" not in spec.names:
+                raise LofoError("is_first=True would be lost: give the item a field is_first")
+            row = self._one_row
+            if is_last:
+                self._settle(spec)
+                row[0] = self._capacity
+                size = len(self)
+            else:
+                point = self._point(embedding)
+                groups = self._groups(item, leaves, group, spec)
+                self._settle(spec, groups is not None)
+                size = self._ledger.size
+                self._ledger.add(point, groups, self._rng, row)
+            slot = start = int(row[0])
+            if self._steps is not None:
+                slot = self._extend_window(start, start < size, stream)
+            elif self._priorities is not None and start < self._capacity:
+                self._priorities.put(start, True)
+            if slot < self._num_slots:
+                for column, leaf in zip(self._rows, leaves, strict=True):
+                    column[slot] = leaf
+            if not self._ledger.clock % REVIEWED:
+                self._review()
+
+    def extend(
+        self,
+        items: Tree,
+        *,
+        embedding: ArrayLike | None = None,
+        group: ArrayLike | None = None,
+        is_first: ArrayLike | None = None,
+        is_last: ArrayLike | None = None,
+        stream: ArrayLike = 0,
+    ) -> None:
+        """Add a batch of items, leaves [n, ...], in order: as n calls of `add`, but cheaper.
+
+        `embedding` is [n, D]; without it, the locality is called once with all n observations.
+        `group`, `is_first`, `is_last` and `stream` are [n], or one value for all.
+        """
+        if embedding is None and self._rule.needs_embedding and self._embed is not None:
+            embedding = self._embed(observation_of(items))
+        with self._lock:
+            spec = self._spec or ItemSpec.of_batch(items)
+            leaves, num = spec.fit_batch(items)
+            if not num:
+                return
+            streams = self._checked_streams(stream, num)
+            is_start = np.ones(num, np.bool_)
+            if self._steps is not None:
+                is_start = ~_mark_batch(spec, leaves, is_first, is_last)
+            elif is_last is not None and np.any(is_last):
+                raise LofoError(
+                    "is_last=True adds the closing row of a window: transitions have none"
+                )
+            elif is_first is not None and "is_first" not in spec.names:
+                raise LofoError("is_first would be lost: give the items a field is_first")
+            points = self._points(embedding, is_start)
+            groups = self._groups_of_batch(items, leaves, group, spec, num)
+            self._settle(spec, groups is not None)
+            before, size = self._ledger.clock, self._ledger.size
+            rows = np.full(int(is_start.sum()), -1, np.int64)
+            try:
+                own = groups if groups is None or self._steps is None else groups[is_start]
+                self._ledger.add(points, own, self._rng, rows)
+            finally:  # an interrupted batch is remembered as far as it came
+                done = rows[: self._ledger.clock - before]
+                if self._steps is None:
+                    self._write_rows(done, leaves)
+                else:
+                    self._write_steps(done, size, is_start, streams, leaves)
+            if self._ledger.clock // REVIEWED > before // REVIEWED:
+                self._review()
 
     def sample(self, num: int, weight: ArrayLike | None = None) -> Batch:
-        """A batch drawn uniformly, or in proportion to a weight [capacity] of the ledger rows."""
-        if operator.index(num) < 1:
-            raise LofoError(f"num must be at least 1, got {num}")
-        rows = self._drawable()
-        if weight is None:
-            return self._read(rows[self._rng.integers(len(rows), size=num)])
-        total = np.cumsum(self._checked_weight(weight)[rows])
-        if not total[-1] > 0:
-            raise LofoError("weight must be positive for at least one row that can be drawn")
-        lots = (1.0 - self._rng.random(num)) * total[-1]  # in (0, total], so no zero weight
-        return self._read(rows[np.searchsorted(total, lots)])
+        """A batch of `num`: uniform, by the sampler, or by a weight [capacity] of the rows."""
+        num = _checked_size("num", num)
+        with self._lock:
+            if weight is not None:
+                return self._read(self._weighted(num, weight))
+            count = self._count()
+            if self._priorities is not None:
+                rows, weights = self._priorities.draw(num, count, self._rng)
+                return self._read(rows)._replace(weights=weights)  # type: ignore[arg-type]  # NumPy's
+            rows = self._rng.integers(count, size=num)
+            return self._read(rows if self._steps is None else self._steps.complete[rows])
+
+    def update_priorities(self, batch: Batch, errors: ArrayLike) -> None:
+        """Give the samples of a batch the priorities of their errors [B], which are at least 0.
+
+        A sample that was forgotten since the batch was drawn is skipped.
+        """
+        with self._lock:
+            if self._priorities is None:
+                raise LofoError("priorities are for a buffer with sampler=Prioritized(...)")
+            if batch.stamps is None:
+                raise LofoError("the batch has no stamps: give one that sample() returned")
+            rows, stamps = np.asarray(batch.starts), np.asarray(batch.stamps)
+            given = np.asarray(errors, np.float64)
+            if given.shape != rows.shape or not (np.isfinite(given) & (given >= 0)).all():
+                raise LofoError(
+                    f"errors must be finite, at least 0, of shape {rows.shape}: got {errors!r}"
+                )
+            is_there = self._ledger.stamp[rows] == stamps
+            self._priorities.update(rows[is_there], given[is_there])
 
     def contents(self) -> Batch:
         """Everything that can be sampled, oldest first."""
-        rows = self._drawable()
-        return self._read(rows[np.argsort(self._ledger.stamp[rows])])
+        with self._lock:
+            self._count()
+            rows = self._drawable()
+            return self._read(rows[np.argsort(self._ledger.stamp[rows])])
 
     def can_sample(self) -> bool:
         """Whether there is anything to sample: an item, or a complete window."""
-        return len(self._candidates()) > 0
+        return (len(self) if self._steps is None else self._steps.num_complete) > 0
+
+    def clear(self) -> None:
+        """Forget everything, the form of the items and the random state included."""
+        with self._lock:
+            self._reset()
 
     def metrics(self, age: int | None = None) -> dict[str, int | float]:
-        """How the buffer fares; `older` is the fraction not among the last `age` newcomers."""
-        state: Any = self._ledger.view()
-        if self._trajectory is not None:
-            state = SequenceState(state, self._trajectory)
-        metrics = jax.device_get(self._index.metrics(state, age))
-        return {name: np.asarray(value).item() for name, value in metrics.items()}
+        """Occupancy and forgetting; `older` is the fraction not among the last `age` samples."""
+        with self._lock:
+            ledger = self._ledger
+            found: dict[str, int | float] = {
+                "size": ledger.size,
+                "capacity": ledger.capacity,
+                "overflow": ledger.overflow,
+                "evictions": ledger.evictions,
+                "mean_near": ledger.near_total / max(ledger.clock, 1),
+            }
+            if (expected := getattr(self._rule, "expected_size", None)) is not None:
+                found["expected_size"] = expected
+            if age is not None:
+                stamps = ledger.stamp[: ledger.size]
+                old = np.count_nonzero(stamps < ledger.clock - age)
+                found["older"] = int(old) / max(ledger.size, 1)
+            if (steps := self._steps) is not None:
+                found |= {
+                    "complete": steps.num_complete,
+                    "num_steps": steps.num_steps,
+                    "max_steps": steps.high_water,
+                    "num_slots": steps.num_slots,
+                    "step_overflow": steps.step_overflow,
+                    "unknown_rewards": steps.num_unknown,
+                }
+            return found
+
+    def describe(
+        self, item: Tree | None = None, embedding_size: int | None = None
+    ) -> dict[str, int]:
+        """Rows and bytes of the full buffer; before the first `add`, give an example item.
+
+        `row` is the bytes of one item, `items` those of all, `index` those of the rest.
+        """
+        spec = self._spec if item is None else ItemSpec.of(item)
+        if spec is None:
+            raise LofoError("the buffer has seen no item yet: give describe(item) an example")
+        if embedding_size is None:
+            embedding_size = self._ledger.embedding_size
+            if self._rule.needs_embedding and not embedding_size:
+                if self._embed is None or item is None:
+                    raise LofoError("the rule needs embeddings: give embedding_size=")
+                embedding_size = int(np.size(np.asarray(self._embed(observation_of(item)))))
+        index = self._index_bytes(embedding_size)
+        items = self._num_slots * spec.num_bytes
+        return {
+            "rows": self._num_slots,
+            "row": spec.num_bytes,
+            "items": items,
+            "index": index,
+            "total": items + index,
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole buffer to one file, except its locality."""
-        index, ledger, num_rows = self._index, self._ledger, len(self)
-        counts, arrays = ledger.pack()
-        manifest = {
-            "rule": _describe_rule(index.rule), "capacity": index.capacity,
-            "num_streams": self._num_streams, "rng": self._rng.bit_generator.state,
-            "ledger": counts, "layout": self._layout and self._layout.describe(),
-        }  # fmt: skip
-        if isinstance(index, SequenceIndex) and self._trajectory is not None:
-            counts, book = files.pack(self._trajectory, len(self))
-            arrays |= book
-            num_rows = counts["high_water"]
-            manifest |= {"window": index.window, "num_slots": self._num_slots, "trajectory": counts}
-        arrays |= {f"leaf{i}": rows[:num_rows] for i, rows in enumerate(self._rows)}
-        files.write(path, manifest, arrays)
+        """Write the whole buffer to one file, except its locality and a function group_by."""
+        with self._lock:
+            serialization.write(path, *self._pack())
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, locality: Any = None, example: Tree | None = None
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        locality: Any = None,
+        group_by: GroupOf | None = None,
+        example: Tree | None = None,
     ) -> Self:
         """The buffer that was saved, which continues exactly as the saved one would have.
 
         An `example` item is needed where items are of classes unknown to this library.
         """
-        embed = _embedder(locality)
-        with files.judged(path):
-            manifest, arrays = files.read(path)
-            rule = RULES[manifest["rule"]["name"]](**manifest["rule"]["numbers"])
-            names = ("window", "num_streams", "num_slots")
-            options = {name: manifest[name] for name in names if name in manifest}
-            buffer = cls(rule, manifest["capacity"], **options)
-            buffer._restore(manifest, arrays, example)
-        buffer._embed = embed
+        with serialization.judged(os.fspath(path)):
+            return cls._unpack(*serialization.read(path), locality, group_by, example)
+
+    def __reduce__(self) -> Any:
+        with self._lock:
+            image = serialization.to_bytes(*self._pack())
+            example = None
+            if self._spec is not None:  # it names the classes of the items
+                example = self._spec.unflatten(
+                    [
+                        np.zeros(*form)
+                        for form in zip(self._spec.shapes, self._spec.dtypes, strict=True)
+                    ]
+                )
+        group_by = self._group_by if callable(self._group_by) else None
+        return _unpickled, (type(self), image, self._embed, group_by, example)
+
+    def _pack(self) -> tuple[dict[str, Any], serialization.Arrays]:
+        counts, arrays = self._ledger.pack()
+        rule = self._rule
+        if type(rule) not in RULES.values():
+            raise LofoError(f"{rule} cannot be saved: a file holds Fifo, Reservoir or Local")
+        numbers: dict[str, Any] = {}
+        if isinstance(rule, Local):
+            numbers = {"radius": float(rule.radius), "limit": int(rule.limit)}
+        num_rows = len(self)
+        manifest: dict[str, Any] = {
+            "kind": "ReplayBuffer",
+            "rule": {"name": type(rule).__name__, "numbers": numbers},
+            "expected_size": getattr(rule, "expected_size", None),
+            "capacity": self._capacity,
+            "num_streams": self._num_streams,
+            "seed": self._seed,
+            "rng": self._rng.bit_generator.state,
+            "ledger": counts,
+            "spec": self._spec and self._spec.describe(),
+            "is_grouped": self._is_grouped,
+            "group_by": self._group_by if isinstance(self._group_by, str) else None,
+        }
+        if self._steps is not None:
+            counts, book = self._steps.pack(len(self))
+            arrays |= book
+            num_rows = counts["high_water"]
+            manifest |= {"window": self._window, "num_slots": self._num_slots, "steps": counts}
+        if self._priorities is not None and self._sampler is not None:
+            highest, arrays["priority"] = self._priorities.pack(len(self))
+            numbers = {name: float(x) for name, x in vars(self._sampler).items()}
+            manifest |= {"sampler": numbers, "highest": highest}
+        arrays |= {f"leaf{i}": rows[:num_rows] for i, rows in enumerate(self._rows)}
+        return manifest, arrays
+
+    @classmethod
+    def _unpack(
+        cls,
+        manifest: dict[str, Any],
+        arrays: serialization.Arrays,
+        locality: Any,
+        group_by: GroupOf | None,
+        example: Tree | None,
+    ) -> Self:
+        if manifest["kind"] != "ReplayBuffer":
+            raise LofoError(f"it holds a {manifest['kind']}")
+        rule = RULES[manifest["rule"]["name"]](**manifest["rule"]["numbers"])
+        if manifest["expected_size"] is not None:
+            object.__setattr__(rule, "expected_size", int(manifest["expected_size"]))
+        options: dict[str, Any] = {
+            name: manifest[name]
+            for name in ("window", "num_streams", "num_slots")
+            if name in manifest
+        }
+        if "sampler" in manifest:
+            options["sampler"] = Prioritized(**manifest["sampler"])
+        group_by = manifest["group_by"] if group_by is None else group_by
+        buffer = cls(
+            rule,
+            manifest["capacity"],
+            locality,
+            seed=manifest["seed"],
+            group_by=group_by,
+            **options,
+        )
+        if manifest["is_grouped"] is not None:
+            buffer._open_groups(manifest["is_grouped"])
+        buffer._restore(manifest, arrays, example)
         return buffer
 
-    def _restore(self, manifest: dict[str, Any], arrays: files.Arrays, example: Tree) -> None:
+    def _restore(
+        self, manifest: dict[str, Any], arrays: serialization.Arrays, example: Tree | None
+    ) -> None:
         self._rng.bit_generator.state = manifest["rng"]
-        forms, size = self._ledger.forms(manifest["ledger"]), manifest["ledger"]["size"]
-        num_rows = size
-        if self._trajectory is not None:
-            counts, empty = manifest["trajectory"], self._empty_trajectory()
-            forms |= files.pack_forms(counts, size, empty)
-            num_rows = counts["high_water"]
-        if manifest["layout"] is not None:
-            layout = Layout.restore(manifest["layout"], example)
-            pairs = zip(layout.shapes, layout.dtypes, strict=True)
+        size = manifest["ledger"]["size"]
+        forms, num_rows = self._ledger.forms(manifest["ledger"]), size
+        if self._steps is not None:
+            forms |= self._steps.forms(manifest["steps"], size)
+            num_rows = manifest["steps"]["high_water"]
+        if self._priorities is not None:
+            forms["priority"] = ((size,), np.float64)
+        spec: ItemSpec | None = None
+        if manifest["spec"] is not None:
+            spec = ItemSpec.restore(manifest["spec"], example)
+            pairs = zip(spec.shapes, spec.dtypes, strict=True)
             forms |= {f"leaf{i}": ((num_rows, *s), d) for i, (s, d) in enumerate(pairs)}
-            self._layout, self._rows = layout, layout.rows(self._num_slots)
-        elif size:
+        elif size or num_rows:
             raise LofoError(f"it does not say what its {size} items look like")
-        files.check(arrays, forms)
+        serialization.check(arrays, forms)
         self._ledger.restore(manifest["ledger"], arrays)
-        if self._trajectory is not None:
-            self._trajectory = _on_host(files.unpack(counts, arrays, empty))
+        if self._steps is not None:
+            self._steps.restore(manifest["steps"], arrays)
+        if self._priorities is not None:
+            self._priorities.restore(manifest["highest"], arrays["priority"])
+        if spec is not None:
+            self._settle(spec)
         for i, rows in enumerate(self._rows):
             rows[:num_rows] = arrays[f"leaf{i}"]
 
-    def _extend(self, row: int, is_taken: bool, stream: int) -> int:
-        voids_rewards = self._index.rule.voids_rewards
-        self._trajectory, slot = _add_step(
-            self._trajectory, row, is_taken, stream, voids_rewards=voids_rewards
+    def _settle(self, spec: ItemSpec, is_grouped: bool | None = None) -> None:
+        """Take the first item's form for good, and the memory of all rows."""
+        if is_grouped is not None and self._is_grouped is None:
+            self._open_groups(is_grouped)
+        if self._spec is not None:
+            return
+        size = self._num_slots * spec.num_bytes
+        memory.require(
+            size, f"{self._num_slots:,} rows of {memory.words(spec.num_bytes)}", "lower capacity"
         )
-        return int(slot)
+        if isinstance(self._group_by, str):
+            self._group_leaf = spec.index(self._group_by)
+        self._rows, self._spec = spec.rows(self._num_slots), spec
+
+    def _open_groups(self, is_grouped: bool) -> None:
+        """Decide, with the first sample, whether samples have groups."""
+        self._is_grouped = self._ledger.is_grouped = is_grouped
+
+    def _default_slots(self) -> int:
+        """Slots that suffice where a closing row, if any, directly follows a start."""
+        if self._window is None:
+            return self._capacity
+        # Under Fifo a step that a live start reaches is itself a live start, or the closing row
+        # right after one; under other rules most of a window may be steps that were forgotten.
+        is_fifo = isinstance(self._rule, Fifo)
+        return self._capacity * (min(self._window, 2) if is_fifo else self._window)
+
+    def _index_bytes(self, embedding_size: int) -> int:
+        """What the full buffer takes beside its items."""
+        per_row = 8
+        if self._rule.needs_embedding:
+            per_row += 4 * (embedding_size + 1) + 16 + 8 * bool(self._is_grouped)
+        if self._sampler is not None:
+            per_row += 32
+        size = self._capacity * per_row
+        if self._window is not None:
+            width = 4 if self._num_slots < 2**31 else 8
+            size += self._capacity * (width * self._window + 20) + self._num_slots * 13
+            size += 8 * self._num_streams * self._window
+        return size
+
+    def _closes(self, item: Tree) -> bool:
+        """Whether the item itself says that it is a closing row, which is not embedded."""
+        if self._steps is None:
+            return False
+        flag = item.get("is_last") if isinstance(item, dict) else getattr(item, "is_last", None)
+        return flag is not None and bool(np.any(np.asarray(flag)))
+
+    def _extend_window(self, row: int, is_taken: bool, stream: int) -> int:
+        """The slot of a stream's next step, whose start has taken a row."""
+        steps, priorities = self._steps, self._priorities
+        assert steps is not None
+        slot = steps.add(row, is_taken, stream, voids_rewards=self._rule.voids_rewards)
+        if priorities is not None:
+            if row < self._capacity:
+                priorities.put(row, steps.is_complete(row))
+            if slot < self._num_slots and (last := int(steps.recent[stream, -1])) < self._capacity:
+                priorities.put(last, True)
+        return slot
+
+    def _write_rows(self, rows: Rows, leaves: list[Leaf]) -> None:
+        """Write the first items of a batch to their rows; of items in one row, the last."""
+        chosen = _last_of_each(rows, self._capacity)
+        for column, leaf in zip(self._rows, leaves, strict=True):
+            column[rows[chosen]] = leaf[: len(rows)][chosen]
+        if self._priorities is not None:
+            for row in rows[chosen].tolist():
+                self._priorities.put(row, True)
+
+    def _write_steps(
+        self, rows: Rows, size: int, is_start: Any, streams: Rows, leaves: list[Leaf]
+    ) -> None:
+        """Chain the first steps of a batch, as many as have rows, and write them to their slots."""
+        slots, taken = [], iter(rows.tolist())
+        for number, is_one in enumerate(is_start.tolist()):
+            row = next(taken, -1) if is_one else self._capacity
+            if row < 0:
+                break
+            slots.append(self._extend_window(row, row < size, int(streams[number])))
+            size += row == size
+        places = np.array(slots, np.int64)
+        chosen = _last_of_each(places, self._num_slots)
+        for column, leaf in zip(self._rows, leaves, strict=True):
+            column[places[chosen]] = leaf[: len(places)][chosen]
 
     def _read(self, rows: Rows) -> Batch:
-        slots, known = rows, np.ones(len(rows), bool)
-        if self._trajectory is not None:
-            slots = np.asarray(self._trajectory.window)[rows]
-            known = np.asarray(self._trajectory.known)[slots]
-        assert self._layout is not None  # there is something to read
-        leaves: Any = HostStorage().read(self._rows, slots)  # type: ignore[arg-type]  # NumPy's
-        return Batch(self._layout.structure.unflatten(leaves), known, rows)  # type: ignore[arg-type]  # likewise
-
-    def _candidates(self) -> Rows:
-        if self._trajectory is None:
-            return self._every_row[: len(self)]
-        window = self._trajectory.window.shape[1]
-        return self._every_row[np.asarray(self._trajectory.filled) == window]
+        slots = rows
+        if self._steps is None:
+            known: Any = np.ones(len(rows), np.bool_)
+        else:
+            slots = self._steps.window[rows]
+            known = ~self._steps.unknown[slots]
+        assert self._spec is not None  # there is something to read
+        leaves = [column.take(slots, axis=0) for column in self._rows]
+        stamps = self._ledger.stamp[rows]
+        return Batch(self._spec.unflatten(leaves), known, rows, stamps)  # type: ignore[arg-type]  # NumPy's
 
     def _drawable(self) -> Rows:
-        rows = self._candidates()
-        if len(rows):
-            return rows
-        if self._trajectory is None:
+        """The rows that can be drawn, in no order."""
+        if self._steps is None:
+            return np.arange(len(self))
+        return self._steps.complete[: self._steps.num_complete].astype(np.int64)
+
+    def _count(self) -> int:
+        """How many rows can be drawn; none is an error."""
+        steps = self._steps
+        if num := len(self) if steps is None else steps.num_complete:
+            return num
+        if steps is None:
             raise LofoError("nothing to sample: the buffer is empty, add at least 1 more item")
-        window, recent = self._trajectory.window.shape[1], np.asarray(self._trajectory.recent)
-        filled = np.append(np.asarray(self._trajectory.filled), 0)[recent]
+        filled = np.append(steps.filled[: self._capacity], 0)[steps.recent]
         raise LofoError(
-            f"nothing to sample: no window of {window} steps is complete, "
-            f"add at least {window - filled.max(initial=0)} more steps to a stream"
+            f"nothing to sample: no window of {steps.length} steps is complete, "
+            f"add at least {steps.length - filled.max(initial=0)} more steps to a stream"
         )
 
-    def _point(self, item: Tree, embedding: ArrayLike | None) -> NDArray[np.float32] | None:
-        """The embedding that the rule asks for, given or from the locality."""
-        if not self._index.rule.needs_embedding:
-            return None
-        if embedding is not None:
-            return np.asarray(embedding, np.float32)
-        if self._embed is None:
-            name = type(self._index.rule).__name__
-            raise LofoError(f"{name} needs to know what is near: give locality= or add(embedding=)")
-        return np.asarray(self._embed(observation_of(item)), np.float32)
-
-    def _checked_stream(self, stream: int) -> int:
-        if not 0 <= operator.index(stream) < self._num_streams:
-            raise LofoError(f"stream must lie in [0, {self._num_streams}), got {stream}")
-        return operator.index(stream)
-
-    def _checked_weight(self, weight: ArrayLike) -> NDArray[np.float64]:
-        numbers, shape = np.asarray(weight, np.float64), (self._index.capacity,)
-        if numbers.shape != shape or not (np.isfinite(numbers) & (numbers >= 0)).all():
+    def _weighted(self, num: int, weight: ArrayLike) -> Rows:
+        """Rows drawn in proportion to a weight."""
+        self._count()
+        rows = self._drawable()
+        rows.sort()
+        given, shape = np.asarray(weight), (self._capacity,)
+        if (
+            given.shape != shape
+            or given.dtype.kind not in "fiub"
+            or not (np.isfinite(given) & (given >= 0)).all()
+        ):
             raise LofoError(
                 f"weight must be finite, not negative, of shape {shape}: got {weight!r}"
             )
-        return numbers
+        own = given[rows].astype(np.float64)
+        if not (largest := own.max()) > 0:
+            raise LofoError("weight must be positive for at least one row that can be drawn")
+        total = np.cumsum(own / largest)  # so that no sum overflows
+        targets = (1.0 - self._rng.random(num)) * total[-1]  # in (0, total], so no zero weight
+        return rows[np.searchsorted(total, targets)]
 
-    def _empty_trajectory(self) -> Trajectory:
-        index = self._index
-        assert isinstance(index, SequenceIndex)  # only windows have one
-        return trajectories.init(index.capacity, index.window, self._num_slots, self._num_streams)
+    def _point(self, embedding: ArrayLike | None) -> Points | None:
+        """The embedding [1, D] that the rule needs."""
+        if not self._rule.needs_embedding:
+            return None
+        if embedding is None:
+            name = type(self._rule).__name__
+            raise LofoError(f"{name} needs to know what is near: give locality= or add(embedding=)")
+        return self._ledger.checked(embedding)
+
+    def _points(self, embedding: ArrayLike | None, is_start: Any) -> Points | None:
+        """The embeddings [n, D] of the items that start something."""
+        if not self._rule.needs_embedding:
+            return None
+        if embedding is None:
+            name = type(self._rule).__name__
+            raise LofoError(f"{name} needs to know what is near: give locality= or embedding=")
+        given = np.asarray(embedding)
+        if given.shape[:1] != is_start.shape:
+            raise LofoError(
+                f"embedding must be [{len(is_start)}, D], one for each item: got {given.shape}"
+            )
+        own = given if is_start.all() else given[is_start]
+        return checked_points(own, self._ledger.embedding_size or None)
+
+    def _groups(
+        self, item: Tree, leaves: list[Any], group: int | None, spec: ItemSpec
+    ) -> Rows | None:
+        """The group [1] of an item; None where there are no groups."""
+        if self._group_by is None and group is None and not self._is_grouped:
+            return None
+        if isinstance(self._group_by, str):
+            group = leaves[spec.index(self._group_by)] if group is None else group
+        elif self._group_by is not None and group is None:
+            group = self._group_by(item)
+        self._check_grouped(group)
+        return _checked_groups(group, 1)
+
+    def _groups_of_batch(
+        self, items: Tree, leaves: list[Leaf], group: ArrayLike | None, spec: ItemSpec, num: int
+    ) -> Rows | None:
+        """The groups [n] of a batch of items; None where there are no groups."""
+        if self._group_by is None and group is None and not self._is_grouped:
+            return None
+        if isinstance(self._group_by, str):
+            group = leaves[spec.index(self._group_by)] if group is None else group
+        elif self._group_by is not None and group is None:
+            one = (spec.unflatten([leaf[i] for leaf in leaves]) for i in range(num))
+            group = np.concatenate([_checked_groups(self._group_by(item), 1) for item in one])
+        self._check_grouped(group)
+        return _checked_groups(group, num)
+
+    def _check_grouped(self, group: Any) -> None:
+        if not self._rule.needs_embedding:
+            raise LofoError(f"groups divide neighbours, and {self._rule} looks at none")
+        if group is None:
+            raise LofoError("the first item had a group: give group= with each, or none")
+        if self._is_grouped is False:
+            raise LofoError(f"the first item had no group: got group={group!r}")
+
+    def _checked_stream(self, stream: int) -> int:
+        try:
+            number = operator.index(stream)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self._num_streams:
+            raise LofoError(f"stream must lie in [0, {self._num_streams}), got {stream!r}")
+        return number
+
+    def _checked_streams(self, stream: ArrayLike, num: int) -> Rows:
+        given = np.asarray(stream)
+        if given.shape not in ((), (num,)) or given.dtype.kind not in "iu":
+            raise LofoError(f"stream must be an integer or [{num}] integers, got {stream!r}")
+        if ((given < 0) | (given >= self._num_streams)).any():
+            raise LofoError(f"stream must lie in [0, {self._num_streams}), got {stream!r}")
+        return np.broadcast_to(given.astype(np.int64), (num,))
+
+    def _review(self) -> None:
+        """Warn, once each, of settings that defeat themselves."""
+        ledger, steps = self._ledger, self._steps
+        now = (
+            ledger.clock,
+            ledger.overflow,
+            0 if steps is None else steps.num_cut,
+            ledger.near_total,
+        )
+        num, overflow, cut, near = (a - b for a, b in zip(now, self._reviewed, strict=True))
+        self._reviewed = now
+        if not self._rule.needs_embedding or num <= 0:
+            return
+        if 2 * cut > num:
+            self._warn(
+                "cut",
+                f"{cut:,} of the last {num:,} steps took the place of a start whose window was "
+                "still growing: the radius is larger than a step, so the stream erases its own "
+                "trail. Raise limit to the window's length or lower radius",
+            )
+        if overflow > 0.01 * num:
+            self._warn(
+                "overflow",
+                f"{overflow:,} of the last {num:,} samples had too few neighbours and took the "
+                f"place of the oldest of all: raise capacity ({ledger.capacity:,}) or radius",
+            )
+        if near > 0.5 * num * ledger.size:
+            self._warn(
+                "cover",
+                f"a new sample has {near / num:,.1f} neighbours on average among {ledger.size:,}: "
+                "the radius covers most of the data. Lower radius",
+            )
+
+    def _warn(self, kind: str, words: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"{self!r}: {words}", LofoWarning, stacklevel=4)
 
 
-@functools.partial(jax.jit, donate_argnums=0, static_argnames="voids_rewards")
-def _add_step(
-    trajectory: Trajectory, row: Array, is_taken: Array, stream: Array, *, voids_rewards: bool
-) -> tuple[Trajectory, Array]:
-    return trajectories.add(trajectory, row, is_taken, stream, voids_rewards=voids_rewards)
+def _unpickled(
+    kind: type[ReplayBuffer], image: bytes, locality: Any, group_by: Any, example: Any
+) -> ReplayBuffer:
+    with serialization.judged("the pickled buffer"):
+        return kind._unpack(*serialization.read(image), locality, group_by, example)
 
 
-def _on_host(trajectory: Trajectory) -> Trajectory:
-    """The book on the host's own device, where there is one: a step is too small to travel."""
+def _checked_rule(rule: Any) -> Rule:
+    if isinstance(rule, type) or not callable(getattr(rule, "choose", None)):
+        raise LofoError(
+            f"rule must be Fifo(), Reservoir(), Local(radius) or a rule with a method choose, "
+            f"got {rule!r}"
+        )
+    if isinstance(rule, Local) and (np.ndim(rule.radius) or np.ndim(rule.limit)):
+        raise LofoError(f"one buffer has one radius and one limit, got {rule}")
+    if rule.needs_embedding and not isinstance(
+        getattr(rule, "radius", None), int | float | np.number
+    ):
+        try:
+            float(rule.radius)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise LofoError(f"{rule!r} needs embeddings, so it needs a number radius") from error
+    return rule
+
+
+def _checked_size(name: str, value: Any, least: int = 1) -> int:
     try:
-        return jax.device_put(trajectory, jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # this process was told to use no such device
-        return jax.device_put(trajectory)
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool | np.bool_) or not least <= number < 2**63:
+        raise LofoError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return number
+
+
+def _checked_groups(group: Any, num: int) -> Rows:
+    given = np.asarray(group)
+    if given.dtype.kind not in "iub" or (given.dtype.kind == "u" and given.dtype.itemsize == 8):
+        raise LofoError(
+            f"a group must be an integer, got {given.dtype} {group!r}: for one-hot actions give "
+            "group_by=lambda item: item['action'].argmax()"
+        )
+    if given.size not in (1, num) or (given.size == 1 and num > 1 and given.ndim):
+        raise LofoError(f"there must be one group for each of {num} items, got shape {given.shape}")
+    return np.ascontiguousarray(np.broadcast_to(given.reshape(-1).astype(np.int64), (num,)))
+
+
+def _mark(spec: ItemSpec, leaves: list[Any], is_first: bool, is_last: bool) -> bool:
+    """Whether this is a closing row; both flags are written into the leaves of their name."""
+    flags = {"is_first": bool(is_first), "is_last": bool(is_last)}
+    for name in flags:
+        if name in spec.names:
+            i = spec.names.index(name)
+            flags[name] |= bool(np.any(leaves[i]))
+            leaves[i] = np.full(spec.shapes[i], flags[name], spec.dtypes[i])
+        elif name == "is_first" and is_first:
+            raise LofoError("is_first=True would be lost: give the item a field is_first")
+    return flags["is_last"]
+
+
+def _mark_batch(spec: ItemSpec, leaves: list[Leaf], is_first: Any, is_last: Any) -> Any:
+    """Which of a batch are closing rows [n]; both flags are written into the leaves."""
+    num = len(leaves[0])
+    found: dict[str, Any] = {}
+    for name, given in (("is_first", is_first), ("is_last", is_last)):
+        flags = np.zeros(num, np.bool_)
+        if given is not None:
+            own = np.asarray(given)
+            if own.shape not in ((), (num,)):
+                raise LofoError(f"{name} must be one flag or [{num}], got shape {own.shape}")
+            flags = flags | own.astype(np.bool_)
+        if name in spec.names:
+            i = spec.names.index(name)
+            flags = flags | leaves[i].reshape(num, -1).any(-1)
+            wide = flags.reshape(num, *(1 for _ in spec.shapes[i]))
+            leaves[i] = np.broadcast_to(wide, leaves[i].shape).astype(spec.dtypes[i])
+        elif name == "is_first" and flags.any():
+            raise LofoError("is_first=True would be lost: give the items a field is_first")
+        found[name] = flags
+    return found["is_last"]
+
+
+def _last_of_each(rows: Rows, end: int) -> Rows:
+    """The positions of each row below `end`, where a row comes more than once the last one."""
+    _, first = np.unique(rows[::-1], return_index=True)
+    chosen = len(rows) - 1 - first
+    return chosen[rows[chosen] < end]
 
 
 def _embedder(locality: Any) -> Embed | None:
     embed = getattr(locality, "embed", locality)
+    if callable(locality):
+        embed = locality
     if embed is None:
         return None
     if not callable(embed):
@@ -288,13 +807,26 @@ def _embedder(locality: Any) -> Embed | None:
             f"locality must turn one observation into a vector, got {locality!r}: "
             "of a fitted one, give functools.partial(jax.jit(locality.embed), params)"
         ) from error
-    except ValueError:  # a built-in that does not tell: it will be seen when it is called
+    except ValueError:  # a built-in that has no signature: its first call will show
         pass
     return embed
 
 
-def _describe_rule(rule: Rule) -> dict[str, Any]:
-    numbers: dict[str, Any] = {}
-    if isinstance(rule, Local):
-        numbers = {"radius": float(rule.radius), "limit": int(rule.limit)}
-    return {"name": type(rule).__name__, "numbers": numbers}
+_LIVING: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
+
+
+def _hold_all() -> None:
+    """Before a fork: no thread may be in the middle of a buffer, or the child's copy is torn."""
+    _HELD.extend(buffer._lock for buffer in list(_LIVING))
+    for lock in _HELD:
+        lock.acquire()
+
+
+def _release_all() -> None:
+    while _HELD:
+        _HELD.pop().release()
+
+
+_HELD: list[threading.Lock] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)

@@ -1,9 +1,7 @@
 """The index never changes an answer, and its cost does not grow with the buffer."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -17,12 +15,6 @@ from lofo_rl.buffers.neighbors import Automatic, Exhaustive, Grid, oldest_near
 HAS_NUMBA = cells.kernels() is not None
 WITH_NUMBA = pytest.mark.skipif(not HAS_NUMBA, reason="numba cannot be imported")
 EITHER = pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=WITH_NUMBA)])
-KINDS = pytest.mark.parametrize(
-    "kind", ["listed", "linked", pytest.param("compiled", marks=WITH_NUMBA)]
-)
-PLAIN = SimpleNamespace(
-    key_of=cells._key_of, gather=cells._gather, link=cells._link, unlink=cells._unlink
-)
 
 
 def scan(points: np.ndarray, embedding: np.ndarray, radius: float) -> np.ndarray:
@@ -33,17 +25,13 @@ def scan(points: np.ndarray, embedding: np.ndarray, radius: float) -> np.ndarray
 
 
 @contextmanager
-def eager(kind: str) -> Iterator[bool]:
-    """Let `Automatic` turn to a grid with few points; `linked` runs numba's functions in Python."""
+def eager() -> Iterator[None]:
+    """Let `Automatic` turn to a grid with few points."""
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(neighbors, FEWEST=24, WINDOW=16))
         stack.enter_context(patch.object(cells.ListedCells, "worth", 4.0))
         stack.enter_context(patch.object(cells.LinkedCells, "worth", 4.0))
-        if kind == "linked":
-            stack.enter_context(warnings.catch_warnings(action="ignore"))  # keys wrap on purpose
-            stack.enter_context(patch.object(cells, "kernels", lambda: PLAIN))
-            stack.enter_context(patch.object(neighbors, "kernels", lambda: PLAIN))
-        yield kind != "listed"
+        yield
 
 
 def sheet(latent: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -74,7 +62,7 @@ def world(name: str, rng: np.random.Generator, num: int, embedding_size: int) ->
 WORLDS = ["lattice", "drift", "jump", "far", "cloud"]
 
 
-@KINDS
+@EITHER
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -85,13 +73,19 @@ WORLDS = ["lattice", "drift", "jump", "far", "cloud"]
     widen=st.sampled_from([1.0, 1.0, 0.5, 3.0, 1e4]),
 )
 def test_every_index_answers_like_the_scan(
-    kind: str, seed: int, name: str, embedding_size: int, num_axes: int, scale: float, widen: float
+    compiled: bool,
+    seed: int,
+    name: str,
+    embedding_size: int,
+    num_axes: int,
+    scale: float,
+    widen: float,
 ) -> None:
     rng = np.random.default_rng(seed)
     points = (world(name, rng, 120, embedding_size) * scale).astype(np.float32)
     radius, capacity = scale * widen, int(rng.integers(30, 100))
     size, live = 0, np.empty((capacity, embedding_size), np.float32)
-    with eager(kind) as compiled:
+    with eager():
         shape = capacity, embedding_size, radius
         indexes = [
             Exhaustive(*shape),
@@ -113,18 +107,18 @@ def test_every_index_answers_like_the_scan(
                 assert index.size == size
 
 
-@KINDS
-def test_automatic_does_use_its_grid_in_the_random_walks(kind: str) -> None:
-    with eager(kind) as compiled:
+@EITHER
+def test_automatic_does_use_its_grid_in_the_random_walks(compiled: bool) -> None:
+    with eager():
         index = Automatic(100, 3, 0.5, compiled=compiled)
         for row, point in enumerate(np.random.default_rng(0).normal(0, 3, (100, 3))):
             index.put(row, point)
         assert index.num_axes > 0
 
 
-@KINDS
+@EITHER
 @pytest.mark.parametrize("embedding_size", [2, 7, 8, 16, 33])
-def test_the_last_bit_decides_as_in_the_scan(embedding_size: int, kind: str) -> None:
+def test_the_last_bit_decides_as_in_the_scan(embedding_size: int, compiled: bool) -> None:
     rng = np.random.default_rng(embedding_size)
     centre = rng.normal(size=embedding_size).astype(np.float32)
     rays = rng.normal(size=(800, embedding_size))
@@ -132,32 +126,32 @@ def test_the_last_bit_decides_as_in_the_scan(embedding_size: int, kind: str) -> 
     for radius in 0.05 * (1 + np.arange(-2, 3) * 2.0**-24):
         expected = scan(points, centre, radius)
         assert 0 < len(expected) < len(points)  # the sphere is cut by rounding alone
-        with eager(kind) as compiled:
+        with eager():
             shape = 800, embedding_size, radius
             for index in (Exhaustive(*shape), Grid(*shape, compiled=compiled)):
                 index.fill(points)
                 np.testing.assert_array_equal(index.near(centre), expected)
 
 
-@KINDS
-def test_rounding_at_a_wall_of_a_cell_loses_nobody(kind: str) -> None:
+@EITHER
+def test_rounding_at_a_wall_of_a_cell_loses_nobody(compiled: bool) -> None:
     steps = np.arange(-40, 41, dtype=np.float32)[:, None]
     queries, points = 1 + steps * np.float32(2.0**-24), 2 + steps * np.float32(2.0**-23)
-    with eager(kind) as compiled:
+    with eager():
         index = Grid(len(points), 1, 1.0, compiled=compiled)
         index.fill(points)
         for query in queries:
             np.testing.assert_array_equal(index.near(query), scan(points, query, 1.0))
 
 
-@KINDS
-def test_a_coordinate_beyond_all_cells_loses_nobody(kind: str) -> None:
+@EITHER
+def test_a_coordinate_beyond_all_cells_loses_nobody(compiled: bool) -> None:
     rng = np.random.default_rng(0)
     points = np.zeros((60, 8), np.float32)
     points[:, 0] = rng.uniform(-2, 2, 60)
     points[:, 3] = 2.0**54  # a rotated basis mixes it in, and float64 is coarser than a cell there
     basis, _ = np.linalg.qr(rng.normal(size=(8, 3)))
-    with eager(kind) as compiled:
+    with eager():
         index = Grid(60, 8, 0.25, basis=basis, compiled=compiled)
         for row, point in enumerate(points):
             np.testing.assert_array_equal(index.near(point), scan(points[:row], point, 0.25))

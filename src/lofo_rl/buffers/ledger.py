@@ -1,0 +1,186 @@
+"""Which rows are live and since when, written in place, with the index of neighbours beside it.
+
+Invariant: the live rows are always the prefix [0, size). A new sample takes a fresh row
+(slot == size), or replaces the sample of a row (slot < size), or is refused (slot == capacity).
+The cost of a sample does not depend on how many rows are live, on average.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lofo_rl.buffers.neighbors import Automatic, Points, Rows, check_radius, checked_points
+from lofo_rl.buffers.rules import Fifo, Local, Rule
+from lofo_rl.types import LofoError
+
+Forms = dict[str, tuple[tuple[int, ...], Any]]  # name -> shape, dtype of an array in a file
+
+COUNTS = ("size", "clock", "evictions", "overflow", "near_total")
+NO_ROWS: Rows = np.zeros(0, np.int64)
+NO_ROWS.flags.writeable = False
+
+
+class Ledger:
+    """The book of a buffer, apart from its items; rules read it as a `LedgerView`."""
+
+    def __init__(self, rule: Rule, capacity: int, *, is_grouped: bool = False) -> None:
+        if rule.needs_embedding:
+            check_radius(_radius_of(rule))
+        self.rule, self.capacity, self.is_grouped = rule, capacity, is_grouped
+        self.stamp: Rows = np.zeros(capacity, np.int64)  # [C]
+        self.size = self.clock = self.evictions = self.overflow = self.near_total = 0
+        self.index: Automatic | None = None  # made when the first embedding shows its size
+        self._queue, self._taken, self._queued = NO_ROWS, 0, 0  # see `oldest`
+
+    @property
+    def embedding_size(self) -> int:
+        """The numbers in an embedding; 0 before the first."""
+        return 0 if self.index is None else self.index.embedding_size
+
+    def checked(self, embedding: Any) -> Points:
+        """An embedding as a float32 array [1, D], in memory of its own."""
+        if (
+            self.index is not None
+            and type(embedding) is np.ndarray
+            and embedding.dtype == np.float32
+            and embedding.shape == (self.index.embedding_size,)
+        ):
+            point = embedding.reshape(1, -1).copy()
+            if point[0].dot(point[0]) <= 2.0**110:  # not with NaN or infinity
+                return point
+        return checked_points([embedding], self.embedding_size or None)
+
+    def add(
+        self, points: Points | None, groups: Rows | None, rng: np.random.Generator, rows: Rows
+    ) -> None:
+        """Take a row for each of n samples in order, and write them to `rows` [n].
+
+        `points` [n, D] are checked embeddings. Interrupted, it has added `clock` less before.
+        """
+        if points is not None and self.index is None:
+            radius = _radius_of(self.rule)
+            shape = self.capacity, points.shape[1], radius
+            self.index = Automatic(*shape, is_grouped=self.is_grouped)
+        if type(self.rule) is Fifo:
+            self._add_in_order(rows)
+            return
+        begin, num, own = self.clock, len(rows), NO_ROWS if groups is None else groups
+        is_compiled = type(self.rule) is Local and self.index is not None and self.index.is_compiled
+        while (done := self.clock - begin) < num:
+            if is_compiled:
+                assert points is not None
+                left = slice(done, num)
+                if self._insert(points[left], own[left], rows[left]):
+                    continue
+                done = self.clock - begin
+            point = None if points is None else points[done]
+            rows[done] = self._add_one(point, int(own[done]) if len(own) else 0, rng)
+
+    def oldest(self) -> int:
+        """The live row with the smallest stamp.
+
+        The rows are sorted by age only when all that were live at the last sorting have left: so
+        at most once in `size` samples, and what came since is younger than the queue.
+        """
+        while True:
+            while self._taken < len(self._queue):
+                row = int(self._queue[self._taken])
+                if self.stamp[row] < self._queued:
+                    return row
+                self._taken += 1
+            self._queue = np.argsort(self.stamp[: self.size])
+            self._taken, self._queued = 0, self.clock
+
+    def pack(self) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
+        """The numbers and the arrays that a file needs."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        counts["embedding_size"] = self.embedding_size
+        arrays: dict[str, NDArray[Any]] = {"stamp": self.stamp[: self.size]}
+        if self.index is not None:
+            arrays["embedding"] = self.index.points
+            if self.index.groups is not None:
+                arrays["group"] = self.index.groups
+        return counts, arrays
+
+    def forms(self, counts: dict[str, int]) -> Forms:
+        """What the arrays of a packed ledger look like."""
+        size, embedding_size = counts["size"], counts["embedding_size"]
+        forms: Forms = {"stamp": ((size,), np.int64)}
+        if embedding_size:
+            forms["embedding"] = ((size, embedding_size), np.float32)
+            if self.is_grouped:
+                forms["group"] = ((size,), np.int64)
+        return forms
+
+    def restore(self, counts: dict[str, int], arrays: dict[str, NDArray[Any]]) -> None:
+        """Become the ledger that was packed."""
+        stamp = arrays["stamp"]
+        if not (
+            all(type(counts[name]) is int and counts[name] >= 0 for name in COUNTS)
+            and counts["size"] <= self.capacity
+            and ("embedding" in arrays) == (self.rule.needs_embedding and counts["size"] > 0)
+            and len(np.unique(stamp)) == counts["size"]
+            and ((stamp >= 0) & (stamp < counts["clock"])).all()
+        ):
+            raise LofoError(f"its ledger contradicts itself: {counts}")
+        for name in COUNTS:
+            setattr(self, name, counts[name])
+        self.stamp[: self.size] = stamp
+        if "embedding" in arrays:
+            shape = self.capacity, counts["embedding_size"], _radius_of(self.rule)
+            self.index = Automatic(*shape, is_grouped=self.is_grouped)
+            self.index.fill(arrays["embedding"], arrays.get("group"))
+
+    def _add_in_order(self, rows: Rows) -> None:
+        """`Fifo.choose` for many samples at once."""
+        num = len(rows)
+        if num == 1:
+            row = rows[0] = self.clock % self.capacity
+            self.stamp[row] = self.clock
+        else:
+            rows[:] = np.arange(self.clock, self.clock + num) % self.capacity
+            last = rows[-self.capacity :]
+            self.stamp[last] = np.arange(self.clock + num - len(last), self.clock + num)
+        num_fresh = min(num, self.capacity - self.size)
+        self.clock += num
+        self.size += num_fresh
+        self.evictions += num - num_fresh
+
+    def _insert(self, points: Points, groups: Rows, rows: Rows) -> bool:
+        """`Local.choose` in one compiled call; False where it leaves a sample to NumPy."""
+        assert self.index is not None and isinstance(self.rule, Local)
+        spare = self.oldest() if self.size == self.capacity else -1
+        limit, stamp = int(self.rule.limit), self.stamp
+        done = self.index.insert(points, groups, limit, spare, stamp, self.clock, rows)
+        self.size, self.clock = done.size, self.clock + done.num
+        self.evictions += done.evicted
+        self.overflow += done.overflow
+        self.near_total += done.near_total
+        return done.num > 0 or done.is_growing
+
+    def _add_one(self, point: Points | None, group: int, rng: np.random.Generator) -> int:
+        near = NO_ROWS
+        if point is not None and self.index is not None:
+            near = self.index.near(point, group)
+        slot, num_near, is_overflow = self.rule.choose(self, near, rng)
+        slot = int(slot)
+        if not (0 <= slot <= self.size or slot == self.capacity):
+            raise LofoError(
+                f"{self.rule} chose row {slot}: a rule chooses one of the {self.size} live rows, "
+                f"{self.size} for a fresh one, or the capacity {self.capacity} to refuse a sample"
+            )
+        self.evictions += slot < self.size
+        self.overflow += bool(is_overflow)
+        self.near_total += int(num_near)
+        if slot < self.capacity:
+            if point is not None and self.index is not None:
+                self.index.put(slot, point, group)
+            self.stamp[slot] = self.clock
+            self.size = max(self.size, slot + 1)
+        self.clock += 1
+        return slot
+
+
+def _radius_of(rule: Rule) -> float:
+    return float(rule.radius)  # type: ignore[attr-defined]  # a rule with neighbours has one

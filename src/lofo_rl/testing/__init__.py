@@ -1,0 +1,5 @@
+"""Checks for parts of your own."""
+
+from lofo_rl.testing.rules import check_rule
+
+__all__ = ["check_rule"]

@@ -1,0 +1,101 @@
+"""The object API and the pure functions: the same decisions, step for step."""
+
+import functools
+import operator
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lofo_rl
+import oracles
+from buffers.test_replay_buffer import GRID, RULES, SHAPES, STEPS, contents, make
+from lofo_rl import Local, Replay, ReplayBuffer, SequenceIndex, TransitionIndex
+from lofo_rl.types import LofoError
+
+KEYS = jax.random.split(jax.random.key(5), 40)
+EXAMPLE = {"id": np.int32(0)}
+
+draw_row = jax.jit(lambda key, end: jax.random.randint(key, (), 0, end))
+
+
+class DeviceDraws:
+    """In place of a buffer's generator: the numbers that the device draws."""
+
+    key = KEYS[0]
+
+    def integers(self, end):
+        return int(draw_row(self.key, end))
+
+
+@jax.jit
+def add(replay, state, item, embedding, key, is_start, stream):
+    return replay.add(state, item, embedding, key, is_start=is_start, stream=stream)
+
+
+def device_twin(rule, shape):
+    capacity, window, num_slots, num_streams = shape
+    if window is None:
+        return Replay(TransitionIndex(rule, capacity))
+    return Replay(SequenceIndex(rule, capacity, window, num_slots, num_streams))
+
+
+def contents_on_device(state, window):
+    rows = oracles.held(state.rows)["id"]
+    if window is None:
+        order = np.argsort(state.index.stamp[: state.index.size])
+        return [(int(rows[row]), True) for row in order]
+    ledger, trajectory = state.index
+    starts = np.flatnonzero(trajectory.filled == window)
+    slots = trajectory.window[starts[np.argsort(ledger.stamp[starts])]]
+    return [(rows[line].tolist(), trajectory.known[line].tolist()) for line in slots]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rule", [rule for rule, _ in RULES], ids=str)
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.given(steps=STEPS)
+def test_the_object_decides_as_the_pure_functions(rule, shape, steps):
+    buffer, replay = make(rule, shape), device_twin(rule, shape)
+    buffer._rng = draws = DeviceDraws()
+    state = replay.init(EXAMPLE, 2 if rule.needs_embedding else 0)
+    for number, ((x, y), is_start, stream, _) in enumerate(steps):
+        embedding, stream = (GRID * x, GRID * y), min(stream, shape[3] - 1)
+        is_start |= shape[1] is None
+        draws.key = key = KEYS[number]
+        item = {"id": np.int32(100 + number)}
+        buffer.add(item, embedding=embedding, is_last=not is_start, stream=stream)
+        state = add(replay, state, item, np.float32(embedding), key, is_start, np.int32(stream))
+        assert contents(buffer) == contents_on_device(jax.device_get(state), shape[1])
+    found, metrics = buffer.metrics(age=3), jax.device_get(replay.metrics(state, 3))
+    assert found == pytest.approx({name: np.asarray(x).item() for name, x in metrics.items()})
+
+
+def test_arrays_of_jax_are_taken_as_they_are():
+    buffer = ReplayBuffer(Local(0.5, 1), 4)
+    item = {"x": jnp.arange(3, dtype=jnp.uint8), "reward": jnp.float32(1.5)}
+    buffer.add(item, embedding=jnp.zeros(2))
+    buffer.extend(jax.tree.map(lambda x: jnp.stack([x, x]), item), embedding=jnp.ones((2, 2)))
+    items = buffer.contents().items
+    assert [type(x) for x in items.values()] == [np.ndarray] * 2
+    assert [str(x.dtype) for x in items.values()] == ["uint8", "float32"] and len(buffer) == 2
+
+
+def test_a_fitted_locality_serves_with_its_parameters():
+    handcrafted = lofo_rl.Handcrafted(scale=(4.0,))
+    with pytest.raises(LofoError, match=r"jax\.jit\(locality\.embed\), params"):
+        ReplayBuffer(Local(0.5, 1), 4, handcrafted)
+    fitted = functools.partial(jax.jit(handcrafted.embed), handcrafted.init(KEYS[0]))
+    buffer = ReplayBuffer(Local(0.75, 1), 8, fitted)
+    for number, x in enumerate([0.0, 1.0, 0.25, 1.0]):
+        buffer.add({"observation": np.float32([x]), "id": number})
+    assert buffer.contents().items["id"].tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [jnp.int32(0), jnp.float32(1.5)])
+def test_a_limit_of_jax_is_checked_like_any_other(bad):
+    with pytest.raises(LofoError, match="limit must be an integer of at least 1"):
+        Local(0.5, bad)
+    assert operator.index(Local(0.5, jnp.int32(2)).limit) == 2
