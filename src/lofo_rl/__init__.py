@@ -1,7 +1,9 @@
 """lofo: reinforcement learning that forgets locally."""
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from lofo_rl.extras import needs
 
 if TYPE_CHECKING:
     from lofo_rl.buffers import Fifo, Local, Prioritized, ReplayBuffer, Reservoir
@@ -30,7 +32,7 @@ __all__ = [
     "suggest_radius",
 ]
 
-# Names are fetched when they are first asked for: reports, for one, must not wait for jax.
+# A name is imported when it is first used, so that `import lofo_rl` is fast and needs NumPy alone.
 _HOMES = {
     "lofo_rl.types": ("Batch", "LofoError", "LofoWarning", "Step", "Transition"),
     "lofo_rl.pytrees": ("register_dataclass",),
@@ -45,7 +47,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'lofo_rl' has no attribute {name!r}")
     home = next((home for home, names in _HOMES.items() if name in names), "lofo_rl.buffers")
-    value = globals()[name] = getattr(import_module(home), name)
+    with needs("lab" if name == "Contrastive" else "jax", f"lofo_rl.{name}"):
+        value = globals()[name] = getattr(import_module(home), name)
     return value
 
 
@@ -54,6 +57,8 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
+    from importlib import metadata  # late: it takes a third as long to import as NumPy
+
     try:
         return metadata.version("lofo-rl")
     except metadata.PackageNotFoundError:  # run from a folder that was never installed

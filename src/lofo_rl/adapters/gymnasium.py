@@ -4,19 +4,14 @@ Gymnasium 1.0 and later load no plugins, so something must import this module on
 or Gymnasium itself, if the id says so: `gymnasium.make("lofo_rl.adapters.gymnasium:lofo/...")`.
 """
 
-try:
-    import gymnasium
-except ModuleNotFoundError as error:
-    if error.name != "gymnasium":
-        raise
-    raise ModuleNotFoundError(
-        "lofo_rl.adapters.gymnasium needs the package gymnasium: pip install gymnasium",
-        name="gymnasium",
-    ) from error
+from lofo_rl.extras import needs
 
-from lofo_rl.adapters.choices import available
-from lofo_rl.adapters.loca_env import LocaEnv
-from lofo_rl.adapters.loca_vector_env import LocaVectorEnv
+with needs("gym", __name__):
+    import gymnasium
+
+    from lofo_rl.adapters.choices import available
+    from lofo_rl.adapters.loca_env import LocaEnv
+    from lofo_rl.adapters.loca_vector_env import LocaVectorEnv
 
 __all__ = ["LocaEnv", "LocaVectorEnv", "ids", "register"]
 

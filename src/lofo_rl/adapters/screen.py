@@ -1,4 +1,4 @@
-"""A window for `render_mode="human"`, drawn by matplotlib, which is installed anyway."""
+"""A window for `render_mode="human"`, drawn by matplotlib."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ import numpy as np
 
 TOOLKITS = ("tkinter", "PyQt6", "PySide6", "PyQt5", "PySide2", "gi", "wx")
 NO_SCREEN = (
-    "render_mode='human' needs a screen and a window toolkit such as tkinter, and here {missing}; "
-    "use render_mode='rgb_array', which needs neither"
+    "render_mode='human' needs a screen, matplotlib and a window toolkit such as tkinter, and here "
+    "{missing}; use render_mode='rgb_array', which needs none of them"
 )
 
 
@@ -24,6 +24,8 @@ def missing() -> str | None:
     displays = ("DISPLAY", "WAYLAND_DISPLAY")
     if sys.platform.startswith("linux") and not any(map(os.environ.get, displays)):
         return "there is no screen"
+    if find_spec("matplotlib") is None:
+        return "there is no matplotlib"
     if sys.platform != "darwin" and not any(map(find_spec, TOOLKITS)):
         return "there is no toolkit"
     return None

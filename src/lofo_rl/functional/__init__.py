@@ -1,13 +1,16 @@
 """Replay buffers as pure functions under jit, scan and vmap: an index decides where a sample
 goes, a storage holds what it is."""
 
-from lofo_rl.functional.index import Draw, Index, SequenceIndex, SequenceState, TransitionIndex
-from lofo_rl.functional.ledger import Ledger, Placement
-from lofo_rl.functional.replay import Replay, ReplayState
-from lofo_rl.functional.rules import near, place
-from lofo_rl.functional.samplers import ByError, ByReward, Sampler, Uniform
-from lofo_rl.functional.sequences import Trajectory
-from lofo_rl.functional.storage import DeviceStorage, HostStorage, Storage
+from lofo_rl.extras import needs
+
+with needs("jax", __name__):
+    from lofo_rl.functional.index import Draw, Index, SequenceIndex, SequenceState, TransitionIndex
+    from lofo_rl.functional.ledger import Ledger, Placement
+    from lofo_rl.functional.replay import Replay, ReplayState
+    from lofo_rl.functional.rules import near, place
+    from lofo_rl.functional.samplers import ByError, ByReward, Sampler, Uniform
+    from lofo_rl.functional.sequences import Trajectory
+    from lofo_rl.functional.storage import DeviceStorage, HostStorage, Storage
 
 __all__ = [
     "ByError",

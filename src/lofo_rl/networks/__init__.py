@@ -1,19 +1,22 @@
 """Networks without a framework: `init` and `apply`."""
 
-from lofo_rl.networks.blocks import (
-    IDENTITY,
-    MLP,
-    Chain,
-    Initialisation,
-    Network,
-    Rescale,
-    linear,
-)
-from lofo_rl.networks.distributions import Discrete, Gaussian, Latent, Statistics
-from lofo_rl.networks.gallery import Gallery, Picked, Pictures, pixels_of, see_through
-from lofo_rl.networks.pictures import CNN, Pixels, TransposedCNN, check_shape, reads_pictures
-from lofo_rl.networks.rssm import RSSM
-from lofo_rl.networks.states import RSSMState
+from lofo_rl.extras import needs
+
+with needs("jax", __name__):
+    from lofo_rl.networks.blocks import (
+        IDENTITY,
+        MLP,
+        Chain,
+        Initialisation,
+        Network,
+        Rescale,
+        linear,
+    )
+    from lofo_rl.networks.distributions import Discrete, Gaussian, Latent, Statistics
+    from lofo_rl.networks.gallery import Gallery, Picked, Pictures, pixels_of, see_through
+    from lofo_rl.networks.pictures import CNN, Pixels, TransposedCNN, check_shape, reads_pictures
+    from lofo_rl.networks.rssm import RSSM
+    from lofo_rl.networks.states import RSSMState
 
 __all__ = [
     "CNN",

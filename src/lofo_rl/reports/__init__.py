@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lofo_rl.extras import needs
 from lofo_rl.reports.summary import Summary, as_json, summarise
 from lofo_rl.reports.tables import adaptation_table, verdict_table
 
@@ -42,4 +43,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _DRAWING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_DRAWING[name]}"), name)
+    with needs("lab", f"{__name__}.{name}"):
+        return getattr(import_module(f"{__name__}.{_DRAWING[name]}"), name)
