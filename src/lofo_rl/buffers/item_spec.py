@@ -322,7 +322,8 @@ def _first_of_batch(name: str, leaf: Any) -> Leaf:
     x = _as_array(name, leaf)
     if not x.ndim or not len(x):
         raise LofoError(f"leaf {name} of a batch has shape {x.shape}: give [n, ...] with n >= 1")
-    return x[0]
+    first: Leaf = x[0]
+    return first
 
 
 def _form(x: Leaf) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lofo_rl.buffers.neighbors import Automatic, Points, Rows, check_radius, checked_points
+from lofo_rl.buffers.cells import Points, Rows
+from lofo_rl.buffers.neighbors import Automatic, check_radius, checked_points
 from lofo_rl.buffers.rules import Fifo, Local, Rule
 from lofo_rl.types import LofoError
 

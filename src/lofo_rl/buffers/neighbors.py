@@ -111,7 +111,8 @@ class Exhaustive:
 
     def checked(self, embedding: ArrayLike) -> Points:
         """The embedding as a float32 vector [D], if it is one."""
-        return self.checked_batch(np.asarray(embedding)[None])[0]
+        point: Points = self.checked_batch(np.asarray(embedding)[None])[0]
+        return point
 
     def checked_batch(self, embeddings: ArrayLike) -> Points:
         """The embeddings as float32 vectors [n, D], in memory of their own."""
@@ -137,7 +138,8 @@ class Exhaustive:
         difference = self._points.take(rows, axis=0)
         difference -= point
         difference *= difference
-        return rows[np.add.reduce(difference, -1) < self._bound]
+        near: Rows = rows[np.add.reduce(difference, -1) < self._bound]
+        return near
 
 
 class Grid(Exhaustive):

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lofo_rl.buffers import memory, serialization
+from lofo_rl.buffers.cells import Points, Rows
 from lofo_rl.buffers.item_spec import ItemSpec, Leaf, observation_of
 from lofo_rl.buffers.ledger import Ledger
-from lofo_rl.buffers.neighbors import Points, Rows, checked_points
+from lofo_rl.buffers.neighbors import checked_points
 from lofo_rl.buffers.priorities import Priorities, Prioritized
 from lofo_rl.buffers.rules import Fifo, Local, Reservoir, Rule
 from lofo_rl.buffers.sequences import Trajectory
@@ -586,7 +587,8 @@ class ReplayBuffer:
             raise LofoError("weight must be positive for at least one row that can be drawn")
         total = np.cumsum(own / largest)  # so that no sum overflows
         targets = (1.0 - self._rng.random(num)) * total[-1]  # in (0, total], so no zero weight
-        return rows[np.searchsorted(total, targets)]
+        drawn: Rows = rows[np.searchsorted(total, targets)]
+        return drawn
 
     def _point(self, embedding: ArrayLike | None) -> Points | None:
         """The embedding [1, D] that the rule needs."""
@@ -725,7 +727,8 @@ def _checked_rule(rule: Any) -> Rule:
             float(rule.radius)
         except (AttributeError, TypeError, ValueError) as error:
             raise LofoError(f"{rule!r} needs embeddings, so it needs a number radius") from error
-    return rule
+    checked: Rule = rule
+    return checked
 
 
 def _checked_size(name: str, value: Any, least: int = 1) -> int:
@@ -793,7 +796,7 @@ def _last_of_each(rows: Rows, end: int) -> Rows:
 
 
 def _embedder(locality: Any) -> Embed | None:
-    embed = getattr(locality, "embed", locality)
+    embed: Embed | None = getattr(locality, "embed", locality)
     if callable(locality):
         embed = locality
     if embed is None:

@@ -42,7 +42,8 @@ class Trajectory:
     @property
     def length(self) -> int:
         """The steps of a window."""
-        return self.window.shape[1]
+        num_steps: int = self.window.shape[1]
+        return num_steps
 
     @property
     def num_steps(self) -> int:
