@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import tyro
 
 from lofo_rl import reports
-from lofo_rl.experiments.parts import join, split
 from lofo_rl.records import thin
 from lofo_rl.reports import adaptation_table, as_json, summarise, verdict_table
 from lofo_rl.types import LofoError
@@ -95,6 +94,8 @@ class Split:
     """The size of a part at most."""
 
     def go(self) -> None:
+        from lofo_rl.experiments.parts import split  # late: reports must not wait for jax
+
         *parts, _ = split(self.folder, self.out, self.megabytes)
         print(f"{len(parts)} parts: {self.out}. Elsewhere: lofo join {self.out} FOLDER")
 
@@ -109,4 +110,6 @@ class Join:
     """Where the run goes; give the same folder to `lofo run --out`."""
 
     def go(self) -> None:
+        from lofo_rl.experiments.parts import join
+
         print(f"{len(join(self.parts, self.out))} files: {self.out}")

@@ -1,4 +1,4 @@
-"""Options as a person writes them."""
+"""Options as a person writes them, and a table as a person reads it."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -55,3 +55,9 @@ def parse_fraction(text: str) -> float:
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError) as error:
         raise LofoError(f"--fraction is written like 0.2 or 1/3, got {text!r}") from error
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of as many words each, as columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
