@@ -1,17 +1,18 @@
 # Two commands: `make demo` shows local forgetting, `make test` proves the rest.
 # Each sets up its own virtual environment from pyproject.toml.
 PYTHON ?= python3
-BASE := .venv/installed
+LAB := .venv/installed-lab
 DEV := .venv/installed-dev
 JOBS ?= auto
 
-.PHONY: demo test slow check bench clean
+.PHONY: help demo test slow check compat bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the paper's effect on this machine, in some minutes"
 	@echo "make test   formatter, linter, type checker, import contract, tests"
 	@echo "make slow   the tests that take minutes"
+	@echo "make compat the oldest and the newest versions of what the package needs"
 	@echo "make bench  speed, each figure against a peer in the same run"
 
 .venv/bin/python:
@@ -19,21 +20,25 @@ help:
 	  { echo "lofo needs Python 3.11 or later; say which: make demo PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
-$(BASE): pyproject.toml | .venv/bin/python
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+$(LAB): pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[lab]'
 	@touch $@
 
 $(DEV): pyproject.toml | .venv/bin/python
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $(BASE) $@
+	@touch $(LAB) $@
 
-demo: $(BASE)
+demo: $(LAB)
 	.venv/bin/lofo demo
+
+# The base is typed for its users.
+STRICT := -p lofo_rl.buffers -m lofo_rl -m lofo_rl.types -m lofo_rl.extras
 
 check: $(DEV)
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	.venv/bin/mypy --strict --follow-imports=silent --cache-dir=.mypy_cache/base $(STRICT)
 	.venv/bin/lint-imports --no-logo
 
 # Tests compile more than they compute: the compiler tries less hard, and what took it long is kept.
@@ -47,6 +52,9 @@ test: check
 slow: $(DEV)
 	.venv/bin/pytest -m slow
 
+compat:
+	$(PYTHON) tests/house/compat.py
+
 bench: $(DEV)
 	.venv/bin/python benchmarks/dyna_q.py --runs 1 10 --eager
 	.venv/bin/python benchmarks/insert.py
@@ -54,4 +62,4 @@ bench: $(DEV)
 	MUJOCO_GL=egl .venv/bin/python benchmarks/reacher.py
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .compat .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,8 +1,6 @@
 """The object API: step for step as the paper, items, errors and sampling."""
 
 import functools
-import subprocess
-import sys
 
 import hypothesis
 import hypothesis.strategies as st
@@ -332,13 +330,3 @@ def test_the_seed_decides_the_samples():
         return drawn
 
     assert run(1) == run(1) != run(2)
-
-
-def test_public_names_come_when_they_are_asked_for():
-    code = "import lofo_rl, sys; assert 'jax' not in sys.modules; print(lofo_rl.__version__)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert set(lofo_rl.__all__) < set(dir(lofo_rl))
-    for name in lofo_rl.__all__:
-        assert getattr(lofo_rl, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        lofo_rl.nothing  # noqa: B018
