@@ -48,13 +48,19 @@ class LedgerView(Protocol):
 
 
 class Rule(Protocol):
-    """A rule of forgetting. One that needs embeddings also has a number `radius`."""
+    """A rule of forgetting. One that needs embeddings also has a number `radius`.
 
-    needs_embedding: ClassVar[bool]
+    `lofo_rl.testing.check_rule` checks a rule of your own.
+    """
+
+    needs_embedding: ClassVar[bool]  # False: `near` is empty
     voids_rewards: ClassVar[bool]  # in windows, the reward of a forgotten start becomes unknown
 
     def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
-        """The row of a new sample; `near` holds its live neighbours [K], in ascending order."""
+        """The row of a new sample; `near` holds its live neighbours [K], in ascending order.
+
+        It follows from the arguments alone, and writes into none of them.
+        """
         ...
 
 
@@ -105,6 +111,17 @@ class Local:
         if ledger.size < ledger.capacity:
             return Placement(ledger.size, num_near, False)
         return Placement(ledger.oldest(), num_near, True)
+
+
+def check_class_variables(rule: Any) -> None:
+    """Refuse a rule whose class does not say what it needs."""
+    for name in ("needs_embedding", "voids_rewards"):
+        if not isinstance(value := getattr(rule, name, None), bool):
+            kind = type(rule).__name__
+            raise LofoError(
+                f"{kind}.{name} must be True or False, got {value!r}: "
+                f"write {name}: ClassVar[bool] = ... in class {kind}"
+            )
 
 
 def check_number(

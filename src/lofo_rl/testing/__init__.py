@@ -1,4 +1,4 @@
-"""Checks for parts of your own."""
+"""Checks for rules of your own; importing this needs NumPy alone."""
 
 from lofo_rl.extras import needs
 
