@@ -330,3 +330,12 @@ def test_the_seed_decides_the_samples():
         return drawn
 
     assert run(1) == run(1) != run(2)
+
+
+def test_extend_closes_episodes_in_a_full_buffer_as_add_does():
+    one, many = (ReplayBuffer(Fifo(), 4, window=2) for _ in range(2))
+    items, is_last = {"id": np.arange(30)}, np.arange(30) % 5 == 4
+    for number in range(30):
+        one.add({"id": items["id"][number]}, is_last=is_last[number])
+    many.extend(items, is_last=is_last)
+    assert contents(many) == contents(one) == [([n, n + 1], [True] * 2) for n in (25, 26, 27, 28)]

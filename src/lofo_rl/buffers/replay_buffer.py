@@ -531,7 +531,7 @@ class ReplayBuffer:
             if row < 0:
                 break
             slots.append(self._extend_window(row, row < size, int(streams[number])))
-            size += row == size
+            size += row == size < self._capacity
         places = np.array(slots, np.int64)
         chosen = _last_of_each(places, self._num_slots)
         for column, leaf in zip(self._rows, leaves, strict=True):
