@@ -1,4 +1,4 @@
-"""What three buffers hold after a change in one place; with matplotlib it draws three_buffers.png."""
+"""What three buffers hold after a local change; with matplotlib it draws three_buffers.png."""
 
 import numpy as np
 
