@@ -1,8 +1,5 @@
 """Checks for rules of your own; importing this needs NumPy alone."""
 
-from lofo_rl.extras import needs
-
-with needs("jax", __name__):
-    from lofo_rl.testing.rules import check_rule
+from lofo_rl.testing.rules import check_rule
 
 __all__ = ["check_rule"]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lofo_rl.buffers.neighbors import Points
+from lofo_rl.buffers.cells import Points
 from lofo_rl.buffers.rules import Rule
 from lofo_rl.functional import ledger as ledgers
 from lofo_rl.functional import rules

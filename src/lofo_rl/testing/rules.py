@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lofo_rl.buffers import ReplayBuffer
-from lofo_rl.buffers.neighbors import Points, Rows
+from lofo_rl.buffers.cells import Points, Rows
 from lofo_rl.buffers.rules import (
     Fifo,
     Local,
@@ -31,6 +31,7 @@ from lofo_rl.buffers.rules import (
     check_class_variables,
     check_number,
 )
+from lofo_rl.extras import MissingExtra, needs
 from lofo_rl.types import LofoError, LofoWarning
 
 COMPILED = (Fifo, Reservoir, Local)  # `lofo_rl.functional` has a compiled form of these
@@ -122,11 +123,10 @@ def check_rule(
     chosen = _check_choose(rule, walks, seed, capacity, window) if has_choose else None
     if has_place or kind in COMPILED:
         try:
-            from lofo_rl.testing.compiled_rules import check_place
-        except ModuleNotFoundError as error:
-            if error.name not in ("jax", "jaxlib"):
-                raise
-            words = f"place of {kind.__name__} was not checked, because jax is not installed"
+            with needs("jax", "check_rule"):
+                from lofo_rl.testing.compiled_rules import check_place
+        except MissingExtra as error:
+            words = f"place of {kind.__name__} was not checked: {error}"
             warnings.warn(words, LofoWarning, stacklevel=2)
         else:
             check_place(rule, walks, chosen, seed, capacity, window)
