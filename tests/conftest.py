@@ -129,6 +129,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 @contextmanager
 def compilations() -> Iterator[Counter[str]]:
     """Counts what jax compiles meanwhile, by the function's name."""
+    if not hasattr(jax.monitoring, "unregister_event_duration_listener"):
+        pytest.skip("this jax does not say which functions it compiles")
     counted: Counter[str] = Counter()
 
     def count(event: str, _duration: float, **of: Any) -> None:

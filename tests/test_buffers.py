@@ -189,7 +189,7 @@ def test_a_field_that_init_does_not_take_is_refused():
 
 
 def test_paths_name_the_fields():
-    paths, _ = jax.tree.flatten_with_path(TransitionIndex(Local(0.5, 2), 8))
+    paths, _ = jax.tree_util.tree_flatten_with_path(TransitionIndex(Local(0.5, 2), 8))
     assert [jax.tree_util.keystr(path) for path, _ in paths] == [".rule.radius", ".rule.limit"]
 
 

@@ -136,8 +136,8 @@ def test_the_entropy_of_a_truncated_normal_is_its_integral():
     mean, std = 0.4, 0.7
     x = np.linspace(-1, 1, 20_001)
     density = np.exp(-0.5 * ((x - mean) / std) ** 2)
-    density /= np.trapezoid(density, x)
-    by_hand = -np.trapezoid(density * np.log(density), x)
+    density /= density.sum() * (x[1] - x[0])
+    by_hand = -(density * np.log(density)).sum() * (x[1] - x[0])
     entropy = TruncatedNormal(jnp.array([mean]), jnp.array([std])).entropy()
     assert entropy == pytest.approx(by_hand, abs=1e-4)
 

@@ -95,7 +95,7 @@ def _check_form(rule: Rule, capacity: int, embedding: Array, key: Key) -> None:
         gave, fix = type(given).__name__, "return lofo_rl.buffers.Placement"
         refuse(rule, "place", "it returns a Placement", gave, fix)
     for (name, form), leaf in zip(FORMS.items(), given, strict=True):
-        if (gave := f"{jnp.result_type(leaf)}{[*jnp.shape(leaf)]}") != form:
+        if (gave := f"{leaf.dtype}{[*leaf.shape]}") != form:
             refuse(rule, "place", f"{name} is {form}", gave, f"return {name} as one {form}")
 
 
