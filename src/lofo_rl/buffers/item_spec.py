@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lofo_rl.buffers.arrays import as_array
 from lofo_rl.types import LofoError, Step, Transition, Tree
 
 Leaf = NDArray[Any]
@@ -68,8 +69,9 @@ class Node:
             return
         kind, names = _container(item)
         if kind is not self.kind or len(names) != len(self.names) or set(names) != set(self.names):
+            found = _words(kind, names)
             raise LofoError(
-                f"{path or 'the item'} is {_words(Node.of(item))}, in the first one {_words(self)}"
+                f"{path or 'the item'} is {found}, in the first one {_words(self.kind, self.names)}"
             )
         for name, child, part in zip(self.names, self.children, self.take(item), strict=True):
             child.flatten(part, leaves, f"{path}.{name}" if path else f"{name}")
@@ -290,19 +292,9 @@ def _leaves(item: Tree) -> tuple[Node, list[Any]]:
 
 def _as_array(name: str, leaf: Any) -> Leaf:
     """A leaf as a NumPy array of numbers."""
-    if type(leaf) is np.ndarray:
-        x: Leaf = leaf
-    elif isinstance(leaf, np.ma.MaskedArray):
-        raise LofoError(f"leaf {name} is a masked array: give its values, as leaf.filled(0)")
-    elif (kind := _container(leaf)[0]) is not None:
+    if type(leaf) is not np.ndarray and (kind := _container(leaf)[0]) is not None:
         raise LofoError(f"leaf {name} is a {kind.__name__}, in the first item it was a number")
-    else:
-        if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device or with a gradient
-            leaf = leaf.detach().cpu()
-        try:
-            x = np.asarray(leaf)
-        except Exception as error:
-            raise LofoError(f"leaf {name} is no array of numbers: {error}") from error
+    x = as_array(f"leaf {name}", leaf)
     if x.dtype.kind not in RANK:
         raise LofoError(f"leaf {name} is {_form(x)}: items hold numbers and arrays of numbers")
     return x
@@ -330,12 +322,12 @@ def _form(x: Leaf) -> str:
     return f"{x.dtype} {x if x.ndim == 0 else list(x.shape)}"
 
 
-def _words(node: Node) -> str:
-    if node.kind is None:
+def _words(kind: type | None, names: tuple[Any, ...]) -> str:
+    if kind is None:
         return "a number"
-    if node.kind is dict:
-        return f"a dict of {list(node.names)}"
-    return f"a {node.kind.__name__} of {len(node.children)}"
+    if kind is dict:
+        return f"a dict of {list(names)}"
+    return f"a {kind.__name__} of {len(names)}"
 
 
 def _new_dataclass(kind: type, names: tuple[str, ...], parts: list[Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lofo_rl.buffers.arrays import as_array
 from lofo_rl.buffers.cells import Points, Rows
 from lofo_rl.buffers.neighbors import Automatic, check_radius, checked_points
 from lofo_rl.buffers.rules import Fifo, Local, Rule
@@ -50,7 +51,8 @@ class Ledger:
             point = embedding.reshape(1, -1).copy()
             if point[0].dot(point[0]) <= 2.0**110:  # not with NaN or infinity
                 return point
-        return checked_points([embedding], self.embedding_size or None)
+        point = as_array("an embedding", embedding)[None]
+        return checked_points(point, self.embedding_size or None)
 
     def add(
         self, points: Points | None, groups: Rows | None, rng: np.random.Generator, rows: Rows

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lofo_rl.buffers.arrays import as_array
 from lofo_rl.buffers.cells import (
     MOST_AXES,
     Cells,
@@ -111,7 +112,7 @@ class Exhaustive:
 
     def checked(self, embedding: ArrayLike) -> Points:
         """The embedding as a float32 vector [D], if it is one."""
-        point: Points = self.checked_batch(np.asarray(embedding)[None])[0]
+        point: Points = self.checked_batch(as_array("an embedding", embedding)[None])[0]
         return point
 
     def checked_batch(self, embeddings: ArrayLike) -> Points:
@@ -332,7 +333,7 @@ def checked_points(embeddings: ArrayLike, embedding_size: int | None = None) -> 
 
     The norm of each is at most 2**55, so that no square overflows.
     """
-    given = embeddings if type(embeddings) is np.ndarray else _as_array(embeddings)
+    given = as_array("an embedding", embeddings)
     if given.dtype.kind not in "fiub":
         raise LofoError(f"an embedding must be a vector of numbers, got {given.dtype}")
     if given.ndim != 2 or not given.shape[1]:
@@ -349,15 +350,6 @@ def checked_points(embeddings: ArrayLike, embedding_size: int | None = None) -> 
         bad = points[int(np.argmin(norms <= LARGEST**2))]
         raise LofoError(f"embedding {bad} must be finite, its norm at most {LARGEST:.0e}")
     return points
-
-
-def _as_array(embeddings: Any) -> NDArray[Any]:
-    if isinstance(embeddings, np.ma.MaskedArray):
-        raise LofoError("an embedding must not be a masked array: give its values")
-    try:
-        return np.asarray(embeddings)
-    except Exception as error:
-        raise LofoError(f"an embedding must be a vector of numbers: {error}") from error
 
 
 def _kind(compiled: bool | None) -> type[ListedCells] | type[LinkedCells]:

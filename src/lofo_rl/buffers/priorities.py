@@ -11,6 +11,7 @@ from lofo_rl.types import LofoError
 
 Rows = NDArray[np.int64]
 Numbers = NDArray[np.float64]
+LEAST, MOST = 2.0**-900, 2.0**900  # of a priority, so that no sum overflows and none is 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Prioritized:
     beta: float = 0.4  # 0: no correction, 1: the batch stands for a uniform one
 
     def __post_init__(self) -> None:
-        check_number("exponent", self.exponent, lambda x: x >= 0, "at least 0")
-        check_number("floor", self.floor, lambda x: x > 0, "positive")
+        is_finite = lambda x: x < np.inf  # noqa: E731
+        check_number("exponent", self.exponent, lambda x: (x >= 0) & is_finite(x), "at least 0")
+        check_number("floor", self.floor, lambda x: (x > 0) & is_finite(x), "positive")
         check_number("beta", self.beta, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
 
 
@@ -85,21 +87,21 @@ class Priorities:
         """A new sample has taken a row, or the sample in it can be drawn from now on, or not."""
         self._changed[row] = self.highest if can_be_drawn else 0.0
 
-    def draw(self, num: int, count: int, rng: np.random.Generator) -> tuple[Rows, NDArray[Any]]:
-        """Rows in proportion to their priority, and their importance weights among `count`."""
+    def draw(self, num: int, rng: np.random.Generator) -> tuple[Rows, NDArray[Any]]:
+        """Rows in proportion to their priority, and their importance weights."""
         self._settle()
-        total = self._tree.total
-        rows = self._tree.find(rng.random(num) * total)
-        chances = self._tree[rows] / total
-        weights = (count * chances) ** -float(self.numbers.beta)
-        return rows, (weights / weights.max()).astype(np.float32)
+        rows = self._tree.find(rng.random(num) * self._tree.total)
+        values = self._tree[rows]  # divided by the largest weight, the number of samples cancels
+        return rows, ((values.min() / values) ** float(self.numbers.beta)).astype(np.float32)
 
     def update(self, rows: Rows, errors: Numbers) -> None:
         """Give rows the priorities of new errors; a row that comes twice has its largest."""
         self._settle()
-        values = (errors + float(self.numbers.floor)) ** float(self.numbers.exponent)
-        if not np.isfinite(values).all():
-            raise LofoError(f"errors must be smaller: {errors.max()} has an infinite priority")
+        with np.errstate(over="ignore", under="ignore"):
+            values = (errors + float(self.numbers.floor)) ** float(self.numbers.exponent)
+        if not (values <= MOST).all():
+            raise LofoError(f"errors must be smaller: {errors.max()} has the priority {values.max()}")
+        values = np.maximum(values, LEAST)
         order = np.argsort(values, kind="stable")
         self._tree.set(rows[order], values[order])
         self.highest = max(self.highest, float(values.max(initial=0.0)))
@@ -111,7 +113,7 @@ class Priorities:
 
     def restore(self, highest: Any, values: Numbers) -> None:
         """Become the book that was packed."""
-        if not (type(highest) is float and 0 < highest < np.inf and np.isfinite(values).all()):
+        if not (type(highest) is float and 0 < highest <= MOST and np.isfinite(values).all()):
             raise LofoError(f"its priorities contradict each other: the highest is {highest}")
         if not ((values >= 0) & (values <= highest)).all():
             raise LofoError(f"its priorities do not lie in [0, {highest}]")

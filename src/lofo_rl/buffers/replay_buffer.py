@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lofo_rl.buffers import memory, serialization
+from lofo_rl.buffers.arrays import as_array
 from lofo_rl.buffers.cells import Points, Rows
 from lofo_rl.buffers.item_spec import ItemSpec, Leaf, observation_of
 from lofo_rl.buffers.ledger import Ledger
@@ -76,6 +77,8 @@ class ReplayBuffer:
                 raise LofoError(f"num_slots must hold a window of {window}, got {num_slots}")
         if sampler is not None and not isinstance(sampler, Prioritized):
             raise LofoError(f"sampler must be Prioritized(...) or None, got {sampler!r}")
+        if sampler is not None and any(np.ndim(number) for number in vars(sampler).values()):
+            raise LofoError(f"one buffer has one exponent, floor and beta, got {sampler}")
         if group_by is not None and not (isinstance(group_by, str) or callable(group_by)):
             raise LofoError(f"group_by must name a leaf or be a function, got {group_by!r}")
         self._embed, self._group_by, self._sampler = _embedder(locality), group_by, sampler
@@ -101,7 +104,6 @@ class ReplayBuffer:
             None if self._sampler is None else Priorities(self._sampler, self._capacity)
         )
         self._spec: ItemSpec | None = None  # settled by the first item
-        self._group_leaf = -1
         self._rows: list[Leaf] = []  # leaves [T, ...]
         self._one_row = np.zeros(1, np.int64)
         self._reviewed = (0, 0, 0, 0)  # clock, overflow, cut windows, neighbours at the last review
@@ -136,16 +138,18 @@ class ReplayBuffer:
         with self._lock:
             spec = self._spec or ItemSpec.of(item)
             leaves = spec.fit(item)
-            if stream or self._num_streams > 1:
+            if type(stream) is not int or stream or self._num_streams > 1:
                 stream = self._checked_stream(stream)
+            if is_first is not False or is_last is not False:
+                is_first, is_last = _flag("is_first", is_first), _flag("is_last", is_last)
             if self._steps is not None:
                 is_last = _mark(spec, leaves, is_first, is_last)
             elif is_last:
                 raise LofoError(
                     "is_last=True adds the closing row of a window: transitions have none"
                 )
-            elif is_first and "is_first" not in spec.names:
-                raise LofoError("is_first=True would be lost: give the item a field is_first")
+            elif is_first:
+                _mark(spec, leaves, is_first, False)
             row = self._one_row
             if is_last:
                 self._settle(spec)
@@ -191,15 +195,16 @@ class ReplayBuffer:
             if not num:
                 return
             streams = self._checked_streams(stream, num)
+            firsts, lasts = _flags("is_first", is_first, num), _flags("is_last", is_last, num)
             is_start = np.ones(num, np.bool_)
             if self._steps is not None:
-                is_start = ~_mark_batch(spec, leaves, is_first, is_last)
-            elif is_last is not None and np.any(is_last):
+                is_start = ~_mark_batch(spec, leaves, firsts, lasts)
+            elif lasts.any():
                 raise LofoError(
                     "is_last=True adds the closing row of a window: transitions have none"
                 )
-            elif is_first is not None and "is_first" not in spec.names:
-                raise LofoError("is_first would be lost: give the items a field is_first")
+            elif firsts.any():
+                _mark_batch(spec, leaves, firsts, lasts)
             points = self._points(embedding, is_start)
             groups = self._groups_of_batch(items, leaves, group, spec, num)
             self._settle(spec, groups is not None)
@@ -225,7 +230,7 @@ class ReplayBuffer:
                 return self._read(self._weighted(num, weight))
             count = self._count()
             if self._priorities is not None:
-                rows, weights = self._priorities.draw(num, count, self._rng)
+                rows, weights = self._priorities.draw(num, self._rng)
                 return self._read(rows)._replace(weights=weights)  # type: ignore[arg-type]  # NumPy's
             rows = self._rng.integers(count, size=num)
             return self._read(rows if self._steps is None else self._steps.complete[rows])
@@ -238,16 +243,27 @@ class ReplayBuffer:
         with self._lock:
             if self._priorities is None:
                 raise LofoError("priorities are for a buffer with sampler=Prioritized(...)")
-            if batch.stamps is None:
+            if not isinstance(batch, Batch) or batch.stamps is None:
                 raise LofoError("the batch has no stamps: give one that sample() returned")
-            rows, stamps = np.asarray(batch.starts), np.asarray(batch.stamps)
-            given = np.asarray(errors, np.float64)
-            if given.shape != rows.shape or not (np.isfinite(given) & (given >= 0)).all():
+            rows, stamps = as_array("starts", batch.starts), as_array("stamps", batch.stamps)
+            if not (
+                rows.ndim == 1
+                and rows.shape == stamps.shape
+                and rows.dtype.kind == stamps.dtype.kind == "i"
+                and ((rows >= 0) & (rows < self._capacity)).all()
+            ):
+                raise LofoError(f"it is no batch of this buffer: its starts are {rows}")
+            given = as_array("errors", errors)
+            if (
+                given.shape != rows.shape
+                or given.dtype.kind not in "fiub"
+                or not (np.isfinite(given) & (given >= 0)).all()
+            ):
                 raise LofoError(
                     f"errors must be finite, at least 0, of shape {rows.shape}: got {errors!r}"
                 )
             is_there = self._ledger.stamp[rows] == stamps
-            self._priorities.update(rows[is_there], given[is_there])
+            self._priorities.update(rows[is_there], given[is_there].astype(np.float64))
 
     def contents(self) -> Batch:
         """Everything that can be sampled, oldest first."""
@@ -267,6 +283,8 @@ class ReplayBuffer:
 
     def metrics(self, age: int | None = None) -> dict[str, int | float]:
         """Occupancy and forgetting; `older` is the fraction not among the last `age` samples."""
+        if age is not None:
+            age = _checked_size("age", age, least=0)
         with self._lock:
             ledger = self._ledger
             found: dict[str, int | float] = {
@@ -308,7 +326,8 @@ class ReplayBuffer:
             if self._rule.needs_embedding and not embedding_size:
                 if self._embed is None or item is None:
                     raise LofoError("the rule needs embeddings: give embedding_size=")
-                embedding_size = int(np.size(np.asarray(self._embed(observation_of(item)))))
+                embedding_size = np.size(as_array("an embedding", self._embed(observation_of(item))))
+        embedding_size = _checked_size("embedding_size", embedding_size, least=0)
         index = self._index_bytes(embedding_size)
         items = self._num_slots * spec.num_bytes
         return {
@@ -337,7 +356,7 @@ class ReplayBuffer:
 
         An `example` item is needed where items are of classes unknown to this library.
         """
-        with serialization.judged(os.fspath(path)):
+        with serialization.judged(path):
             return cls._unpack(*serialization.read(path), locality, group_by, example)
 
     def __reduce__(self) -> Any:
@@ -454,17 +473,15 @@ class ReplayBuffer:
 
     def _settle(self, spec: ItemSpec, is_grouped: bool | None = None) -> None:
         """Take the first item's form for good, and the memory of all rows."""
+        if self._spec is None:
+            size = self._num_slots * spec.num_bytes
+            what = f"{self._num_slots:,} rows of {memory.words(spec.num_bytes)}"
+            memory.require(size, what, "lower capacity")
+            if isinstance(self._group_by, str):
+                spec.index(self._group_by)
+            self._rows, self._spec = spec.rows(self._num_slots), spec
         if is_grouped is not None and self._is_grouped is None:
             self._open_groups(is_grouped)
-        if self._spec is not None:
-            return
-        size = self._num_slots * spec.num_bytes
-        memory.require(
-            size, f"{self._num_slots:,} rows of {memory.words(spec.num_bytes)}", "lower capacity"
-        )
-        if isinstance(self._group_by, str):
-            self._group_leaf = spec.index(self._group_by)
-        self._rows, self._spec = spec.rows(self._num_slots), spec
 
     def _open_groups(self, is_grouped: bool) -> None:
         """Decide, with the first sample, whether samples have groups."""
@@ -573,7 +590,7 @@ class ReplayBuffer:
         self._count()
         rows = self._drawable()
         rows.sort()
-        given, shape = np.asarray(weight), (self._capacity,)
+        given, shape = as_array("weight", weight), (self._capacity,)
         if (
             given.shape != shape
             or given.dtype.kind not in "fiub"
@@ -606,7 +623,7 @@ class ReplayBuffer:
         if embedding is None:
             name = type(self._rule).__name__
             raise LofoError(f"{name} needs to know what is near: give locality= or embedding=")
-        given = np.asarray(embedding)
+        given = as_array("embedding", embedding)
         if given.shape[:1] != is_start.shape:
             raise LofoError(
                 f"embedding must be [{len(is_start)}, D], one for each item: got {given.shape}"
@@ -659,7 +676,7 @@ class ReplayBuffer:
         return number
 
     def _checked_streams(self, stream: ArrayLike, num: int) -> Rows:
-        given = np.asarray(stream)
+        given = as_array("stream", stream)
         if given.shape not in ((), (num,)) or given.dtype.kind not in "iu":
             raise LofoError(f"stream must be an integer or [{num}] integers, got {stream!r}")
         if ((given < 0) | (given >= self._num_streams)).any():
@@ -709,7 +726,7 @@ def _unpickled(
     kind: type[ReplayBuffer], image: bytes, locality: Any, group_by: Any, example: Any
 ) -> ReplayBuffer:
     with serialization.judged("the pickled buffer"):
-        return kind._unpack(*serialization.read(image), locality, group_by, example)
+        return kind._unpack(*serialization.from_bytes(image), locality, group_by, example)
 
 
 def _checked_rule(rule: Any) -> Rule:
@@ -737,12 +754,13 @@ def _checked_size(name: str, value: Any, least: int = 1) -> int:
     except TypeError:
         number = least - 1
     if isinstance(value, bool | np.bool_) or not least <= number < 2**63:
-        raise LofoError(f"{name} must be an integer of at least {least}, got {value!r}")
+        end = "" if number < 2**63 else " and less than 2**63"
+        raise LofoError(f"{name} must be an integer of at least {least}{end}, got {value!r}")
     return number
 
 
 def _checked_groups(group: Any, num: int) -> Rows:
-    given = np.asarray(group)
+    given = as_array("group", group)
     if given.dtype.kind not in "iub" or (given.dtype.kind == "u" and given.dtype.itemsize == 8):
         raise LofoError(
             f"a group must be an integer, got {given.dtype} {group!r}: for one-hot actions give "
@@ -753,9 +771,24 @@ def _checked_groups(group: Any, num: int) -> Rows:
     return np.ascontiguousarray(np.broadcast_to(given.reshape(-1).astype(np.int64), (num,)))
 
 
+def _flag(name: str, value: Any) -> bool:
+    given = as_array(name, value)
+    if given.shape or given.dtype.kind not in "biu" or given not in (0, 1):
+        raise LofoError(f"{name} must be True or False, got {value!r}")
+    return bool(given)
+
+
+def _flags(name: str, value: Any, num: int) -> Any:
+    """One flag for each of a batch [n]."""
+    given = as_array(name, False if value is None else value)
+    if given.shape not in ((), (num,)) or given.dtype.kind not in "biu" or not (given < 2).all():
+        raise LofoError(f"{name} must be True or False, or {num} of them, got {value!r}")
+    return np.broadcast_to(given.astype(np.bool_), (num,))
+
+
 def _mark(spec: ItemSpec, leaves: list[Any], is_first: bool, is_last: bool) -> bool:
     """Whether this is a closing row; both flags are written into the leaves of their name."""
-    flags = {"is_first": bool(is_first), "is_last": bool(is_last)}
+    flags = {"is_first": is_first, "is_last": is_last}
     for name in flags:
         if name in spec.names:
             i = spec.names.index(name)
@@ -770,13 +803,7 @@ def _mark_batch(spec: ItemSpec, leaves: list[Leaf], is_first: Any, is_last: Any)
     """Which of a batch are closing rows [n]; both flags are written into the leaves."""
     num = len(leaves[0])
     found: dict[str, Any] = {}
-    for name, given in (("is_first", is_first), ("is_last", is_last)):
-        flags = np.zeros(num, np.bool_)
-        if given is not None:
-            own = np.asarray(given)
-            if own.shape not in ((), (num,)):
-                raise LofoError(f"{name} must be one flag or [{num}], got shape {own.shape}")
-            flags = flags | own.astype(np.bool_)
+    for name, flags in (("is_first", is_first), ("is_last", is_last)):
         if name in spec.names:
             i = spec.names.index(name)
             flags = flags | leaves[i].reshape(num, -1).any(-1)

@@ -11,6 +11,7 @@ nothing. A file is written under another name and then renamed, so at every mome
 right name is complete: the old one or the new one.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -37,6 +38,7 @@ MAGIC = b"lofobuf2"
 FORMAT = 2
 OLD_MAGIC, OLD_FORMAT = b"PK\x03\x04", 1  # an archive of NumPy, until version 0.1
 LONGEST = 1 << 28  # bytes of a manifest
+CANNOT_SYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP)  # a folder, that is
 DAMAGE = (
     EOFError, KeyError, IndexError, AttributeError, TypeError, ValueError, OverflowError,
     RecursionError, MemoryError,
@@ -55,12 +57,12 @@ def write(path: str | os.PathLike[str], manifest: dict[str, Any], arrays: Arrays
         if target.exists():
             os.chmod(part, stat.S_IMODE(target.stat().st_mode))
         os.replace(part, target)
-        _sync_folder(target.parent)
     except OSError as error:
         raise LofoError(f"{target} could not be written: {error}") from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+    _sync_folder(target.parent)
 
 
 def to_bytes(manifest: dict[str, Any], arrays: Arrays) -> bytes:
@@ -70,15 +72,18 @@ def to_bytes(manifest: dict[str, Any], arrays: Arrays) -> bytes:
     return file.getvalue()
 
 
-def read(source: str | os.PathLike[str] | bytes) -> tuple[dict[str, Any], Arrays]:
-    """The manifest and the arrays of a file, or of its bytes."""
-    if isinstance(source, bytes):
-        return _read(BytesIO(source), len(source))
-    with open(source, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise LofoError("it is no regular file")
-        return _read(file, status.st_size)
+def from_bytes(image: bytes) -> tuple[dict[str, Any], Arrays]:
+    """The manifest and the arrays in what `to_bytes` returned."""
+    return _read(BytesIO(image), len(image))
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Arrays]:
+    """The manifest and the arrays of a file."""
+    name = os.fspath(path)  # not a number: that would be an open file
+    if not stat.S_ISREG(os.stat(name).st_mode):  # to open a FIFO would wait for its other end
+        raise LofoError("it is no regular file")
+    with open(name, "rb") as file:
+        return _read(file, os.fstat(file.fileno()).st_size)
 
 
 def check(arrays: Arrays, forms: Forms) -> None:
@@ -94,8 +99,9 @@ def check(arrays: Arrays, forms: Forms) -> None:
 
 
 @contextmanager
-def judged(name: str) -> Iterator[None]:
+def judged(path: Any) -> Iterator[None]:
     """Turn all that a bad file causes into one sentence."""
+    name = path if isinstance(path, str) else repr(path)
     try:
         yield
     except FileNotFoundError:
@@ -151,6 +157,8 @@ def _read(file: BinaryIO, size: int) -> tuple[dict[str, Any], Arrays]:
     sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape, _ in forms]
     if sum(sizes) != size - 48 - length:
         raise ValueError(f"its arrays take {sum(sizes)} bytes, it has {size - 48 - length}")
+    if len({name for name, *_ in forms}) < len(forms):
+        raise ValueError("two of its arrays have one name")
     memory.require(sum(sizes), "it", "load it where more memory is free")
     arrays: Arrays = {}
     for name, dtype, shape, expected in forms:
@@ -186,16 +194,23 @@ def _target(path: str | os.PathLike[str]) -> Path:
         raise LofoError(f"{path!r} names no file: {error}") from error
     if exists and not target.is_file():
         raise LofoError(f"{target} is a folder or a device: give the name of a file")
+    if target.is_symlink():  # still, after all links were followed
+        raise LofoError(f"{target} is a link to itself: give the name of a file")
     if not target.parent.is_dir():
         raise LofoError(f"the folder {target.parent} does not exist: make it first")
     return target
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force a new name onto the disk, where folders can be opened."""
-    if hasattr(os, "O_DIRECTORY"):
+    """Force a new name onto the disk, where the system can do so for a folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise LofoError(f"the file is complete, its name may not be: {error}") from error
