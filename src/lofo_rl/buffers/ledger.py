@@ -154,7 +154,7 @@ class Ledger:
         """`Local.choose` in one compiled call; False where it leaves a sample to NumPy."""
         assert self.index is not None and isinstance(self.rule, Local)
         spare = self.oldest() if self.size == self.capacity else -1
-        limit, stamp = int(self.rule.limit), self.stamp
+        limit, stamp = min(int(self.rule.limit), self.capacity + 1), self.stamp
         done = self.index.insert(points, groups, limit, spare, stamp, self.clock, rows)
         self.size, self.clock = done.size, self.clock + done.num
         self.evictions += done.evicted

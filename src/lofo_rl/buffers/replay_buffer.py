@@ -82,8 +82,8 @@ class ReplayBuffer:
         if group_by is not None and not (isinstance(group_by, str) or callable(group_by)):
             raise LofoError(f"group_by must name a leaf or be a function, got {group_by!r}")
         self._embed, self._group_by, self._sampler = _embedder(locality), group_by, sampler
-        self._is_grouped: bool | None = True if group_by is not None else None  # None: open yet
         self._seed = _checked_size("seed", seed, least=0)
+        self._is_grouped: bool | None = None  # open until the first sample, without group_by
         memory.require(
             self._index_bytes(0), f"a book of {self._capacity:,} rows", "lower capacity or window"
         )
@@ -94,6 +94,7 @@ class ReplayBuffer:
 
     def _reset(self) -> None:
         """Hold nothing, and take memory only when it is written."""
+        self._is_grouped = None if self._group_by is None else True
         self._rng = np.random.Generator(np.random.PCG64(self._seed))
         self._ledger = Ledger(self._rule, self._capacity, is_grouped=bool(self._is_grouped))
         self._steps: Trajectory | None = None
@@ -158,7 +159,7 @@ class ReplayBuffer:
             else:
                 point = self._point(embedding)
                 groups = self._groups(item, leaves, group, spec)
-                self._settle(spec, groups is not None)
+                self._settle(spec, point, groups is not None)
                 size = self._ledger.size
                 self._ledger.add(point, groups, self._rng, row)
             slot = start = int(row[0])
@@ -205,14 +206,17 @@ class ReplayBuffer:
                 )
             elif firsts.any():
                 _mark_batch(spec, leaves, firsts, lasts)
-            points = self._points(embedding, is_start)
-            groups = self._groups_of_batch(items, leaves, group, spec, num)
-            self._settle(spec, groups is not None)
+            points, groups = None, None
+            if is_start.any():
+                points = self._points(embedding, is_start)
+                groups = self._groups_of_batch(leaves, group, spec, is_start)
+                self._settle(spec, points, groups is not None)
+            else:
+                self._settle(spec)
             before, size = self._ledger.clock, self._ledger.size
             rows = np.full(int(is_start.sum()), -1, np.int64)
             try:
-                own = groups if groups is None or self._steps is None else groups[is_start]
-                self._ledger.add(points, own, self._rng, rows)
+                self._ledger.add(points, groups, self._rng, rows)
             finally:  # an interrupted batch is remembered as far as it came
                 done = rows[: self._ledger.clock - before]
                 if self._steps is None:
@@ -226,9 +230,12 @@ class ReplayBuffer:
         """A batch of `num`: uniform, by the sampler, or by a weight [capacity] of the rows."""
         num = _checked_size("num", num)
         with self._lock:
+            count = self._count()
+            if num >> 20 and self._spec is not None:
+                size = num * (self._window or 1) * self._spec.num_bytes
+                memory.require(size + 64 * num, f"a batch of {num:,}", "sample fewer")
             if weight is not None:
                 return self._read(self._weighted(num, weight))
-            count = self._count()
             if self._priorities is not None:
                 rows, weights = self._priorities.draw(num, self._rng)
                 return self._read(rows)._replace(weights=weights)  # type: ignore[arg-type]  # NumPy's
@@ -461,22 +468,26 @@ class ReplayBuffer:
         elif size or num_rows:
             raise LofoError(f"it does not say what its {size} items look like")
         serialization.check(arrays, forms)
+        if spec is not None:
+            self._settle(spec, arrays.get("embedding"))
         self._ledger.restore(manifest["ledger"], arrays)
         if self._steps is not None:
             self._steps.restore(manifest["steps"], arrays)
         if self._priorities is not None:
             self._priorities.restore(manifest["highest"], arrays["priority"])
-        if spec is not None:
-            self._settle(spec)
         for i, rows in enumerate(self._rows):
             rows[:num_rows] = arrays[f"leaf{i}"]
 
-    def _settle(self, spec: ItemSpec, is_grouped: bool | None = None) -> None:
+    def _settle(
+        self, spec: ItemSpec, points: Points | None = None, is_grouped: bool | None = None
+    ) -> None:
         """Take the first item's form for good, and the memory of all rows."""
-        if self._spec is None:
-            size = self._num_slots * spec.num_bytes
-            what = f"{self._num_slots:,} rows of {memory.words(spec.num_bytes)}"
+        if self._spec is None or (points is not None and not self._ledger.embedding_size):
+            size = 0 if points is None else self._index_bytes(points.shape[1])
+            size += self._num_slots * spec.num_bytes if self._spec is None else 0
+            what = f"{self._num_slots:,} rows of {memory.words(spec.num_bytes)}, with their book,"
             memory.require(size, what, "lower capacity")
+        if self._spec is None:
             if isinstance(self._group_by, str):
                 spec.index(self._group_by)
             self._rows, self._spec = spec.rows(self._num_slots), spec
@@ -507,7 +518,7 @@ class ReplayBuffer:
         if self._window is not None:
             width = 4 if self._num_slots < 2**31 else 8
             size += self._capacity * (width * self._window + 20) + self._num_slots * 13
-            size += 8 * self._num_streams * self._window
+            size += 8 * (self._num_streams + 1) * self._window
         return size
 
     def _closes(self, item: Tree) -> bool:
@@ -579,7 +590,7 @@ class ReplayBuffer:
             return num
         if steps is None:
             raise LofoError("nothing to sample: the buffer is empty, add at least 1 more item")
-        filled = np.append(steps.filled[: self._capacity], 0)[steps.recent]
+        filled = np.where(steps.recent < self._capacity, steps.filled[steps.recent], 0)
         raise LofoError(
             f"nothing to sample: no window of {steps.length} steps is complete, "
             f"add at least {steps.length - filled.max(initial=0)} more steps to a stream"
@@ -587,7 +598,6 @@ class ReplayBuffer:
 
     def _weighted(self, num: int, weight: ArrayLike) -> Rows:
         """Rows drawn in proportion to a weight."""
-        self._count()
         rows = self._drawable()
         rows.sort()
         given, shape = as_array("weight", weight), (self._capacity,)
@@ -645,18 +655,20 @@ class ReplayBuffer:
         return _checked_groups(group, 1)
 
     def _groups_of_batch(
-        self, items: Tree, leaves: list[Leaf], group: ArrayLike | None, spec: ItemSpec, num: int
+        self, leaves: list[Leaf], group: ArrayLike | None, spec: ItemSpec, is_start: Any
     ) -> Rows | None:
-        """The groups [n] of a batch of items; None where there are no groups."""
+        """The groups of the items that start something; None where there are no groups."""
         if self._group_by is None and group is None and not self._is_grouped:
             return None
-        if isinstance(self._group_by, str):
-            group = leaves[spec.index(self._group_by)] if group is None else group
-        elif self._group_by is not None and group is None:
-            one = (spec.unflatten([leaf[i] for leaf in leaves]) for i in range(num))
-            group = np.concatenate([_checked_groups(self._group_by(item), 1) for item in one])
+        if group is None and callable(self._group_by):
+            items = (spec.unflatten([x[i] for x in leaves]) for i in np.flatnonzero(is_start))
+            group = np.concatenate([_checked_groups(self._group_by(item), 1) for item in items])
+            self._check_grouped(group)
+            return group
+        if group is None and self._group_by is not None:
+            group = leaves[spec.index(self._group_by)]
         self._check_grouped(group)
-        return _checked_groups(group, num)
+        return np.ascontiguousarray(_checked_groups(group, len(is_start))[is_start])
 
     def _check_grouped(self, group: Any) -> None:
         if not self._rule.needs_embedding:
