@@ -57,9 +57,9 @@ class Ledger:
     def add(
         self, points: Points | None, groups: Rows | None, rng: np.random.Generator, rows: Rows
     ) -> None:
-        """Take a row for each of n samples in order, and write them to `rows` [n].
+        """Take a row for each of n samples in order, and write them to `rows` [n], which are -1.
 
-        `points` [n, D] are checked embeddings. Interrupted, it has added `clock` less before.
+        `points` [n, D] are checked embeddings. If it does not come to its end, call `finish`.
         """
         if points is not None and self.index is None:
             radius = _radius_of(self.rule)
@@ -78,7 +78,28 @@ class Ledger:
                     continue
                 done = self.clock - begin
             point = None if points is None else points[done]
-            rows[done] = self._add_one(point, int(own[done]) if len(own) else 0, rng)
+            self._add_one(point, int(own[done]) if len(own) else 0, rng, rows[done : done + 1])
+
+    def finish(
+        self, clock: int, points: Points | None, groups: Rows | None, rows: Rows
+    ) -> Rows:
+        """After an interrupted `add`, the rows of those samples that have one, all else undone.
+
+        `clock` is that before the call. Of its counts, `overflow` and `near_total` may be short.
+        """
+        rows = rows[: int(np.append(rows, -1).argmin())]
+        for row in rows[self.clock - clock :].tolist():
+            self.evictions += row < self.size
+            self.size += row == self.size < self.capacity
+            self.clock += 1
+        is_in = rows < self.capacity
+        taken = rows[is_in]
+        self.stamp[taken] = (clock + np.arange(len(rows)))[is_in]
+        self._queue, self._taken, self._queued = NO_ROWS, 0, 0
+        if self.index is not None and points is not None:
+            own = None if groups is None else groups[: len(rows)][is_in]
+            self.index.refill(taken, points[: len(rows)][is_in], own, self.size)
+        return rows
 
     def oldest(self) -> int:
         """The live row with the smallest stamp.
@@ -162,7 +183,9 @@ class Ledger:
         self.near_total += done.near_total
         return done.num > 0 or done.is_growing
 
-    def _add_one(self, point: Points | None, group: int, rng: np.random.Generator) -> int:
+    def _add_one(
+        self, point: Points | None, group: int, rng: np.random.Generator, row: Rows
+    ) -> None:
         near = NO_ROWS
         if point is not None and self.index is not None:
             near = self.index.near(point, group)
@@ -173,16 +196,18 @@ class Ledger:
                 f"{self.rule} chose row {slot}: a rule chooses one of the {self.size} live rows, "
                 f"{self.size} for a fresh one, or the capacity {self.capacity} to refuse a sample"
             )
-        self.evictions += slot < self.size
-        self.overflow += bool(is_overflow)
-        self.near_total += int(num_near)
+        num_near, is_overflow = int(num_near), bool(is_overflow)
+        row[0] = slot
         if slot < self.capacity:
             if point is not None and self.index is not None:
                 self.index.put(slot, point, group)
             self.stamp[slot] = self.clock
-            self.size = max(self.size, slot + 1)
+        # From here on nothing is called, so no interrupt comes between: `finish` counts on it.
+        self.evictions += slot < self.size
+        self.overflow += is_overflow
+        self.near_total += num_near
+        self.size += slot == self.size < self.capacity
         self.clock += 1
-        return slot
 
 
 def _radius_of(rule: Rule) -> float:

@@ -110,6 +110,13 @@ class Exhaustive:
         if groups is not None:
             self._groups[: self.size] = groups
 
+    def refill(self, rows: Rows, points: Points, groups: Rows | None, size: int) -> None:
+        """Put points into rows, then enter all rows [0, size) again: what was cut short is whole."""
+        self._points[rows] = points
+        if groups is not None:
+            self._groups[rows] = groups
+        self.fill(self._points[:size], self._groups[:size] if len(self._groups) else None)
+
     def checked(self, embedding: ArrayLike) -> Points:
         """The embedding as a float32 vector [D], if it is one."""
         point: Points = self.checked_batch(as_array("an embedding", embedding)[None])[0]

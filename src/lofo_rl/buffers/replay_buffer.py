@@ -20,7 +20,7 @@ from lofo_rl.buffers import memory, serialization
 from lofo_rl.buffers.arrays import as_array
 from lofo_rl.buffers.cells import Points, Rows
 from lofo_rl.buffers.item_spec import ItemSpec, Leaf, observation_of
-from lofo_rl.buffers.ledger import Ledger
+from lofo_rl.buffers.ledger import NO_ROWS, Ledger
 from lofo_rl.buffers.neighbors import checked_points
 from lofo_rl.buffers.priorities import Priorities, Prioritized
 from lofo_rl.buffers.rules import Fifo, Local, Reservoir, Rule
@@ -87,10 +87,12 @@ class ReplayBuffer:
         memory.require(
             self._index_bytes(0), f"a book of {self._capacity:,} rows", "lower capacity or window"
         )
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_changing = False  # true outside of `add` and its like: they did not come to an end
         self._warned: set[str] = set()
         self._reset()
-        _LIVING.add(self)
+        with _FORKING:
+            _LIVING.add(self)
 
     def _reset(self) -> None:
         """Hold nothing, and take memory only when it is written."""
@@ -133,16 +135,18 @@ class ReplayBuffer:
         row: the final observation, which ends windows but starts none, and needs no embedding.
         Each flag may be given here or in the item's own field of that name, where it is written.
         """
+        if is_first is not False or is_last is not False:
+            is_first, is_last = _flag("is_first", is_first), _flag("is_last", is_last)
         is_embedded = embedding is None and self._rule.needs_embedding and self._embed is not None
         if is_embedded and not (is_last or self._closes(item)):
             embedding = self._embed(observation_of(item))  # type: ignore[misc]  # there is one
         with self._lock:
+            if self._is_changing:
+                self._check_whole()
             spec = self._spec or ItemSpec.of(item)
             leaves = spec.fit(item)
             if type(stream) is not int or stream or self._num_streams > 1:
                 stream = self._checked_stream(stream)
-            if is_first is not False or is_last is not False:
-                is_first, is_last = _flag("is_first", is_first), _flag("is_last", is_last)
             if self._steps is not None:
                 is_last = _mark(spec, leaves, is_first, is_last)
             elif is_last:
@@ -151,25 +155,32 @@ class ReplayBuffer:
                 )
             elif is_first:
                 _mark(spec, leaves, is_first, False)
-            row = self._one_row
-            if is_last:
-                self._settle(spec)
-                row[0] = self._capacity
-                size = len(self)
-            else:
+            row, point, groups = self._one_row, None, None
+            if not is_last:
                 point = self._point(embedding)
                 groups = self._groups(item, leaves, group, spec)
-                self._settle(spec, point, groups is not None)
-                size = self._ledger.size
-                self._ledger.add(point, groups, self._rng, row)
-            slot = start = int(row[0])
-            if self._steps is not None:
-                slot = self._extend_window(start, start < size, stream)
-            elif self._priorities is not None and start < self._capacity:
-                self._priorities.put(start, True)
-            if slot < self._num_slots:
-                for column, leaf in zip(self._rows, leaves, strict=True):
-                    column[slot] = leaf
+            clock, size = self._ledger.clock, self._ledger.size
+            row[0] = self._capacity if is_last else -1
+            self._is_changing = True
+            try:
+                if is_last:
+                    self._settle(spec)
+                else:
+                    self._settle(spec, point, groups is not None)
+                    self._ledger.add(point, groups, self._rng, row)
+                slot = start = int(row[0])
+                if self._steps is not None:
+                    slot = self._extend_window(start, start < size, stream)
+                elif self._priorities is not None and start < self._capacity:
+                    self._priorities.put(start, True)
+                if slot < self._num_slots:
+                    for column, leaf in zip(self._rows, leaves, strict=True):
+                        column[slot] = leaf
+            except BaseException:
+                batch = [np.asarray(leaf)[None] for leaf in leaves]
+                self._finish(clock, point, groups, row, batch, [stream], NO_ROWS)
+                raise
+            self._is_changing = False
             if not self._ledger.clock % REVIEWED:
                 self._review()
 
@@ -191,6 +202,7 @@ class ReplayBuffer:
         if embedding is None and self._rule.needs_embedding and self._embed is not None:
             embedding = self._embed(observation_of(items))
         with self._lock:
+            self._check_whole()
             spec = self._spec or ItemSpec.of_batch(items)
             leaves, num = spec.fit_batch(items)
             if not num:
@@ -210,26 +222,32 @@ class ReplayBuffer:
             if is_start.any():
                 points = self._points(embedding, is_start)
                 groups = self._groups_of_batch(leaves, group, spec, is_start)
-                self._settle(spec, points, groups is not None)
-            else:
-                self._settle(spec)
-            before, size = self._ledger.clock, self._ledger.size
+            clock, size = self._ledger.clock, self._ledger.size
             rows = np.full(int(is_start.sum()), -1, np.int64)
+            growing = NO_ROWS if self._steps is None else self._steps.recent[streams].ravel()
+            self._is_changing = True
             try:
-                self._ledger.add(points, groups, self._rng, rows)
-            finally:  # an interrupted batch is remembered as far as it came
-                done = rows[: self._ledger.clock - before]
-                if self._steps is None:
-                    self._write_rows(done, leaves)
+                if len(rows):
+                    self._settle(spec, points, groups is not None)
+                    self._ledger.add(points, groups, self._rng, rows)
                 else:
-                    self._write_steps(done, size, is_start, streams, leaves)
-            if self._ledger.clock // REVIEWED > before // REVIEWED:
+                    self._settle(spec)
+                if self._steps is None:
+                    self._write_rows(rows, leaves)
+                else:
+                    self._write_steps(rows, size, is_start, streams, leaves)
+            except BaseException:
+                self._finish(clock, points, groups, rows, leaves, streams, growing)
+                raise
+            self._is_changing = False
+            if self._ledger.clock // REVIEWED > clock // REVIEWED:
                 self._review()
 
     def sample(self, num: int, weight: ArrayLike | None = None) -> Batch:
         """A batch of `num`: uniform, by the sampler, or by a weight [capacity] of the rows."""
         num = _checked_size("num", num)
         with self._lock:
+            self._check_whole()
             count = self._count()
             if num >> 20 and self._spec is not None:
                 size = num * (self._window or 1) * self._spec.num_bytes
@@ -248,6 +266,7 @@ class ReplayBuffer:
         A sample that was forgotten since the batch was drawn is skipped.
         """
         with self._lock:
+            self._check_whole()
             if self._priorities is None:
                 raise LofoError("priorities are for a buffer with sampler=Prioritized(...)")
             if not isinstance(batch, Batch) or batch.stamps is None:
@@ -275,6 +294,7 @@ class ReplayBuffer:
     def contents(self) -> Batch:
         """Everything that can be sampled, oldest first."""
         with self._lock:
+            self._check_whole()
             self._count()
             rows = self._drawable()
             return self._read(rows[np.argsort(self._ledger.stamp[rows])])
@@ -286,13 +306,16 @@ class ReplayBuffer:
     def clear(self) -> None:
         """Forget everything, the form of the items and the random state included."""
         with self._lock:
+            self._is_changing = True
             self._reset()
+            self._is_changing = False
 
     def metrics(self, age: int | None = None) -> dict[str, int | float]:
         """Occupancy and forgetting; `older` is the fraction not among the last `age` samples."""
         if age is not None:
             age = _checked_size("age", age, least=0)
         with self._lock:
+            self._check_whole()
             ledger = self._ledger
             found: dict[str, int | float] = {
                 "size": ledger.size,
@@ -348,6 +371,7 @@ class ReplayBuffer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole buffer to one file, except its locality and a function group_by."""
         with self._lock:
+            self._check_whole()
             serialization.write(path, *self._pack())
 
     @classmethod
@@ -368,6 +392,7 @@ class ReplayBuffer:
 
     def __reduce__(self) -> Any:
         with self._lock:
+            self._check_whole()
             image = serialization.to_bytes(*self._pack())
             example = None
             if self._spec is not None:  # it names the classes of the items
@@ -526,7 +551,7 @@ class ReplayBuffer:
         if self._steps is None:
             return False
         flag = item.get("is_last") if isinstance(item, dict) else getattr(item, "is_last", None)
-        return flag is not None and bool(np.any(np.asarray(flag)))
+        return flag is not None and bool(np.any(as_array("is_last", flag)))
 
     def _extend_window(self, row: int, is_taken: bool, stream: int) -> int:
         """The slot of a stream's next step, whose start has taken a row."""
@@ -540,6 +565,35 @@ class ReplayBuffer:
                 priorities.put(last, True)
         return slot
 
+    def _finish(
+        self, clock: int, points: Points | None, groups: Rows | None, rows: Rows,
+        leaves: list[Leaf], streams: Any, growing: Rows,
+    ) -> None:  # fmt: skip
+        """After an interrupt, keep the samples whose rows are decided, and of no other a trace.
+
+        The windows that were growing, here or when the call began, end as if a step had been lost.
+        """
+        voids = self._rule.voids_rewards
+        rows = self._ledger.finish(clock, points, groups, rows)
+        if not self._ledger.clock:
+            self._reset()
+        elif self._steps is None:
+            self._write_rows(rows, leaves)
+        else:
+            cut = self._steps.cut(rows, growing, streams, self._ledger.size, voids)
+            if self._priorities is not None:
+                for row in cut.tolist():
+                    self._priorities.put(row, False)
+        self._is_changing = False
+
+    def _check_whole(self) -> None:
+        """Refuse to work on a buffer in the middle of a change."""
+        if self._is_changing:
+            raise LofoError(
+                "the buffer is in the middle of a change: call it from no signal handler, and "
+                "after an interrupt that was itself interrupted, load() a file or clear() it"
+            )
+
     def _write_rows(self, rows: Rows, leaves: list[Leaf]) -> None:
         """Write the first items of a batch to their rows; of items in one row, the last."""
         chosen = _last_of_each(rows, self._capacity)
@@ -552,18 +606,16 @@ class ReplayBuffer:
     def _write_steps(
         self, rows: Rows, size: int, is_start: Any, streams: Rows, leaves: list[Leaf]
     ) -> None:
-        """Chain the first steps of a batch, as many as have rows, and write them to their slots."""
+        """Chain the steps of a batch, and write them to their slots."""
         slots, taken = [], iter(rows.tolist())
         for number, is_one in enumerate(is_start.tolist()):
-            row = next(taken, -1) if is_one else self._capacity
-            if row < 0:
-                break
+            row = next(taken) if is_one else self._capacity
             slots.append(self._extend_window(row, row < size, int(streams[number])))
             size += row == size < self._capacity
         places = np.array(slots, np.int64)
         chosen = _last_of_each(places, self._num_slots)
         for column, leaf in zip(self._rows, leaves, strict=True):
-            column[places[chosen]] = leaf[: len(places)][chosen]
+            column[places[chosen]] = leaf[chosen]
 
     def _read(self, rows: Rows) -> Batch:
         slots = rows
@@ -859,16 +911,19 @@ _LIVING: weakref.WeakSet[ReplayBuffer] = weakref.WeakSet()
 
 def _hold_all() -> None:
     """Before a fork: no thread may be in the middle of a buffer, or the child's copy is torn."""
-    _HELD.extend(buffer._lock for buffer in list(_LIVING))
-    for lock in _HELD:
-        lock.acquire()
+    _FORKING.acquire()  # two threads may fork at once
+    for buffer in list(_LIVING):
+        buffer._lock.acquire()
+        _HELD.append(buffer._lock)
 
 
 def _release_all() -> None:
     while _HELD:
         _HELD.pop().release()
+    _FORKING.release()
 
 
-_HELD: list[threading.Lock] = []
+_FORKING = threading.Lock()
+_HELD: list[Any] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_release_all)

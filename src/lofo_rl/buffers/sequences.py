@@ -114,6 +114,28 @@ class Trajectory:
         # A window that is still growing must not grow on in the sample that replaces its start.
         self.recent[self.recent == row] = self.capacity
 
+    def cut(
+        self, rows: Slots, growing: Slots, streams: Any, size: int, voids_rewards: bool
+    ) -> Slots:
+        """After an interrupted `add`, let these rows, and what grows in the streams, have no window.
+
+        `rows` have been taken by new starts. Returns all rows that have no window now.
+        """
+        for row in rows[rows < self.capacity].tolist():
+            if voids_rewards and self.filled[row]:
+                self.unknown[self.window[row, 0]] = True
+        recent = self.recent[np.unique(streams)].ravel()
+        rows = np.unique(np.concatenate([rows, growing, recent]))
+        rows = rows[rows < self.capacity]
+        self.filled[rows] = 0
+        self.recent[np.isin(self.recent, rows)] = self.capacity
+        filled, high = self.filled[:size], self.high_water
+        reached = self.window[:size][self._columns < filled[:, None]]
+        self.cover[:high] = np.bincount(reached, minlength=high)
+        self.freed = array("q", np.flatnonzero(self.cover[:high] == 0).tolist())
+        self._enter(np.flatnonzero(filled == self.length))
+        return rows
+
     def pack(self, size: int) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:
         """The numbers and arrays that a file needs."""
         high = self.high_water
@@ -159,8 +181,12 @@ class Trajectory:
         self.window[:size], self.filled[:size], self.recent[:] = window, filled, recent
         self.cover[:high], self.unknown[:high] = cover, arrays["unknown"]
         self.freed = array("q", arrays["freed"].tolist())
+        self._enter(complete)
+        for name in COUNTS:
+            setattr(self, name, counts[name])
+
+    def _enter(self, complete: Slots) -> None:
+        """Let exactly these rows have complete windows."""
         self.num_complete = len(complete)
         self.complete[: self.num_complete] = complete
         self._place[complete] = np.arange(len(complete))
-        for name in COUNTS:
-            setattr(self, name, counts[name])
