@@ -119,7 +119,7 @@ def check_every(stride, shape, num_before, change):
     buffer, last = make(*shape), {}
     for number in range(num_before):
         add(buffer, number, last)
-    start = pickle.dumps(buffer)
+    start, num_starts = pickle.dumps(buffer), buffer._ledger.clock
     before, (whole, then) = image(buffer, counts=False), (pickle.loads(start), dict(last))
     CHANGES[change](whole, then)
     after = image(whole, counts=False)
@@ -128,6 +128,8 @@ def check_every(stride, shape, num_before, change):
         if not Interrupt(moment).during(lambda: CHANGES[change](buffer, now)):  # noqa: B023
             break
         check_sound(buffer)
+        clock = buffer._ledger.clock
+        assert num_starts <= clock <= whole._ledger.clock
         is_in = image(buffer, counts=False) != before
         if buffer._window is None and change != "extend" and is_in:
             assert image(buffer, counts=False) == after

@@ -95,8 +95,13 @@ class Priorities:
         return rows, ((values.min() / values) ** float(self.numbers.beta)).astype(np.float32)
 
     def update(self, rows: Rows, errors: Numbers) -> None:
-        """Give rows the priorities of new errors; a row that comes twice has its largest."""
+        """Give rows the priorities of new errors; a row that comes twice has its largest.
+
+        Rows that cannot be drawn are skipped.
+        """
         self._settle()
+        can_be_drawn = self._tree[rows] > 0
+        rows, errors = rows[can_be_drawn], errors[can_be_drawn]
         with np.errstate(over="ignore", under="ignore"):
             values = (errors + float(self.numbers.floor)) ** float(self.numbers.exponent)
         if not (values <= MOST).all():

@@ -178,7 +178,8 @@ class ReplayBuffer:
                         column[slot] = leaf
             except BaseException:
                 batch = [np.asarray(leaf)[None] for leaf in leaves]
-                self._finish(clock, point, groups, row, batch, [stream], NO_ROWS)
+                rows = NO_ROWS if is_last else row
+                self._finish(clock, point, groups, rows, batch, [stream], NO_ROWS)
                 raise
             self._is_changing = False
             if not self._ledger.clock % REVIEWED:
