@@ -6,7 +6,6 @@ import numpy as np
 
 from lofo_rl import ReplayBuffer
 from lofo_rl.buffers import serialization
-from lofo_rl.types import LofoError
 
 
 def item_at(number, place, group=0, stream=0, before=-1):

@@ -12,7 +12,6 @@ from soundness import check_sound, image, item_at
 
 import lofo_rl
 from lofo_rl import Fifo, Local, Prioritized, ReplayBuffer, Reservoir
-from lofo_rl.types import LofoError
 
 SOURCES = str(Path(lofo_rl.__file__).parent / "buffers")
 # Python answers signals after calls, at the end of a loop's body, and when a function begins.

@@ -1,8 +1,8 @@
 """One long life of a buffer: any sequence of calls leaves what the paper's lists hold.
 
-Three live side by side. The buffer is extended, saved, loaded, pickled and copied. Its twin gets the
-same steps one by one and is never copied; its bytes must stay the same. The oracle decides what
-both hold.
+Three run side by side. The buffer is extended, saved, loaded, pickled and copied. Its twin gets
+the same steps one by one and is never copied; its bytes must stay the same. The oracle decides
+what both hold.
 """
 
 import copy
@@ -175,7 +175,9 @@ class Life(RuleBasedStateMachine):
         buffer.add(item, stream=stream, **own)
 
     def add_many(self, items, is_start, streams, groups):
-        batch = {name: np.stack([item[name] for item in items]) for name in items[0] if name != "deep"}
+        batch = {
+            name: np.stack([item[name] for item in items]) for name in items[0] if name != "deep"
+        }
         deep = [item["deep"] for item in items]
         batch["deep"] = [np.stack([x[0] for x in deep]), (np.stack([x[1][0] for x in deep]),)]
         batch = {name: batch[name] for name in items[0]}
@@ -187,13 +189,16 @@ class Life(RuleBasedStateMachine):
             batch |= {"is_first": np.zeros(len(items), bool), "is_last": np.zeros(len(items), bool)}
         self.buffer.extend(batch, stream=streams, **own)
 
-    @rule(num=st.integers(1, 5), weights=st.none() | st.lists(st.integers(0, 3), min_size=40, max_size=40))
+    @rule(
+        num=st.integers(1, 5),
+        weights=st.none() | st.lists(st.integers(0, 3), min_size=40, max_size=40),
+    )
     def sample(self, num, weights):
         weight = None if weights is None else np.array(weights[: self.capacity], float)
         rows = self.buffer._drawable()
         if not len(rows) or (weight is not None and not weight[rows].any()):
             before = image(self.buffer)
-            with pytest.raises(LofoError, match="nothing to sample|at least one row"):
+            with pytest.raises(LofoError, match=r"nothing to sample|at least one row"):
                 self.buffer.sample(num, weight)
             assert image(self.buffer) == before
             return
@@ -229,7 +234,11 @@ class Life(RuleBasedStateMachine):
         """A batch that may be old by now, perhaps with a row twice."""
         batch = data.draw(st.sampled_from(self.batches[-4:]))
         errors = data.draw(
-            st.lists(st.sampled_from([0.0, 0.25, 1.0, 9.0]), min_size=len(batch.starts), max_size=len(batch.starts))
+            st.lists(
+                st.sampled_from([0.0, 0.25, 1.0, 9.0]),
+                min_size=len(batch.starts),
+                max_size=len(batch.starts),
+            )
         )
         for buffer in (self.buffer, self.twin):
             buffer.update_priorities(batch, np.array(errors))
@@ -294,9 +303,7 @@ class Life(RuleBasedStateMachine):
 
     def check_priorities(self):
         drawable = dict(contents_by_stamp(self.oracle, self.window))
-        self.priorities = {
-            stamp: self.priorities.get(stamp, self.highest) for stamp in drawable
-        }
+        self.priorities = {stamp: self.priorities.get(stamp, self.highest) for stamp in drawable}
         ledger, book = self.buffer._ledger, self.buffer._priorities
         highest, held = book.pack(self.capacity)
         stamps = ledger.stamp[: len(self.buffer)].tolist()

@@ -201,7 +201,7 @@ def test_pickles_hold_the_format_of_files():
     whole = bytearray(pickle.dumps(buffer))
     assert b"lofobuf2" in whole
     whole[whole.index(b"lofobuf2") + 60] ^= 1
-    with pytest.raises(LofoError, match="the pickled buffer .* damaged"):
+    with pytest.raises(LofoError, match=r"the pickled buffer .* damaged"):
         pickle.loads(bytes(whole))
 
 
@@ -268,7 +268,7 @@ def test_an_interrupt_that_is_interrupted_says_so_until_clear():
 
 @pytest.mark.slow
 def test_real_interrupts_leave_a_sound_buffer():
-    """Timers interrupt the main thread wherever it is, in adds of windows under local forgetting."""
+    """Timers interrupt the main thread anywhere in adds of windows under local forgetting."""
     buffer = ReplayBuffer(Local(0.3, 2), 40, window=3, sampler=Prioritized(), group_by="group")
     rng, number, num_interrupts, last = np.random.default_rng(0), 0, 0, -1
 

@@ -80,9 +80,7 @@ class Ledger:
             point = None if points is None else points[done]
             self._add_one(point, int(own[done]) if len(own) else 0, rng, rows[done : done + 1])
 
-    def finish(
-        self, clock: int, points: Points | None, groups: Rows | None, rows: Rows
-    ) -> Rows:
+    def finish(self, clock: int, points: Points | None, groups: Rows | None, rows: Rows) -> Rows:
         """After an interrupted `add`, the rows of those samples that have one, all else undone.
 
         `clock` is that before the call. Of its counts, `overflow` and `near_total` may be short.

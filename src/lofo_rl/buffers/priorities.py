@@ -27,9 +27,8 @@ class Prioritized:
     beta: float = 0.4  # 0: no correction, 1: the batch stands for a uniform one
 
     def __post_init__(self) -> None:
-        is_finite = lambda x: x < np.inf  # noqa: E731
-        check_number("exponent", self.exponent, lambda x: (x >= 0) & is_finite(x), "at least 0")
-        check_number("floor", self.floor, lambda x: (x > 0) & is_finite(x), "positive")
+        check_number("exponent", self.exponent, lambda x: (x >= 0) & (x < np.inf), "at least 0")
+        check_number("floor", self.floor, lambda x: (x > 0) & (x < np.inf), "positive")
         check_number("beta", self.beta, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
 
 
@@ -105,7 +104,9 @@ class Priorities:
         with np.errstate(over="ignore", under="ignore"):
             values = (errors + float(self.numbers.floor)) ** float(self.numbers.exponent)
         if not (values <= MOST).all():
-            raise LofoError(f"errors must be smaller: {errors.max()} has the priority {values.max()}")
+            raise LofoError(
+                f"errors must be smaller: {errors.max()} has the priority {values.max()}"
+            )
         values = np.maximum(values, LEAST)
         order = np.argsort(values, kind="stable")
         self._tree.set(rows[order], values[order])

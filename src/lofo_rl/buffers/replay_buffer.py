@@ -357,7 +357,9 @@ class ReplayBuffer:
             if self._rule.needs_embedding and not embedding_size:
                 if self._embed is None or item is None:
                     raise LofoError("the rule needs embeddings: give embedding_size=")
-                embedding_size = np.size(as_array("an embedding", self._embed(observation_of(item))))
+                embedding_size = np.size(
+                    as_array("an embedding", self._embed(observation_of(item)))
+                )
         embedding_size = _checked_size("embedding_size", embedding_size, least=0)
         index = self._index_bytes(embedding_size)
         items = self._num_slots * spec.num_bytes
@@ -718,7 +720,7 @@ class ReplayBuffer:
             group = np.concatenate([_checked_groups(self._group_by(item), 1) for item in items])
             self._check_grouped(group)
             return group
-        if group is None and self._group_by is not None:
+        if group is None and isinstance(self._group_by, str):
             group = leaves[spec.index(self._group_by)]
         self._check_grouped(group)
         return np.ascontiguousarray(_checked_groups(group, len(is_start))[is_start])
