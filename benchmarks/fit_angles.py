@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lofo_rl import suggest_radius
 from lofo_rl.experiments import Pack, find
 from lofo_rl.experiments.fitting import collect_pairs
 from lofo_rl.experiments.survey import reach
-from lofo_rl.locality import suggest_radius
 from lofo_rl.networks import MLP, Chain, linear
 from lofo_rl.types import Array
 

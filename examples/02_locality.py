@@ -7,8 +7,9 @@ walks it learns which of them are one action apart.
 import jax
 import numpy as np
 
+from lofo_rl import suggest_radius
 from lofo_rl.environments import MiniGrid, Pose
-from lofo_rl.locality import Contrastive, Pairs, diagnose, suggest_radius
+from lofo_rl.locality import Contrastive, Pairs, measure_distances
 from lofo_rl.networks import MLP, Chain, linear
 
 world = MiniGrid()
@@ -22,7 +23,7 @@ def wander(carry, key):
     return (state, answer.observation), (carry[1], answer.successor)
 
 
-key_start, key_walk, key_init, key_fit, key_diagnose = jax.random.split(jax.random.key(0), 5)
+key_start, key_walk, key_init, key_fit, key_measure = jax.random.split(jax.random.key(0), 5)
 walk = jax.jit(lambda keys: jax.lax.scan(wander, world.reset(task, key_start), keys))
 _, (codes, successors) = walk(jax.random.split(key_walk, 10_000))
 pairs = Pairs(world.decode(world.codes()), codes, successors)  # a code is its own row
@@ -31,7 +32,7 @@ encoder = Chain((MLP((64, 64), "tanh", "torch"), linear(16, "torch")))
 locality = Contrastive(encoder, world.spec.observation_shape, num_epochs=3, learning_rate=1e-3)
 params, metrics = jax.jit(locality.fit)(locality.init(key_init), pairs, key_fit)
 print(f"loss {metrics['first_loss']:.1f} -> {metrics['loss']:.2f} over 3 epochs of 10 000 steps")
-distances = diagnose(locality, params, pairs, key_diagnose)
+distances = measure_distances(locality, params, pairs, key_measure)
 print(f"one action apart: {distances['mean_step_distance']:.3f} on average")
 print(f"a random pair:    {distances['mean_pair_distance']:.3f}")
 

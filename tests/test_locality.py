@@ -1,4 +1,4 @@
-"""Localities: the contrastive loss by hand, what fitting does, and which radius that suggests."""
+"""Localities: the contrastive loss by hand, what fitting does, and what a radius will hold."""
 
 import re
 from dataclasses import replace
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo_rl.buffers import Local
+from lofo_rl.buffers import Local, suggest_radius
 from lofo_rl.environments import MountainCar
 from lofo_rl.experiments.paper import MOUNTAINCAR_HANDCRAFTED, MOUNTAINCAR_LOCALITY
 from lofo_rl.functional import Replay, TransitionIndex
@@ -19,13 +19,12 @@ from lofo_rl.locality import (
     Handcrafted,
     Pairs,
     contrastive,
-    diagnose,
+    measure_distances,
     pairs_of,
-    suggest_radius,
 )
 from lofo_rl.locality.base import as_it_is
 from lofo_rl.locality.contrastive import draw_others
-from lofo_rl.locality.diagnostics import QUANTILES
+from lofo_rl.locality.measures import QUANTILES
 from lofo_rl.networks import CNN, IDENTITY, MLP, Chain, Pixels, linear
 from lofo_rl.records import read
 from lofo_rl.types import LofoError
@@ -82,7 +81,7 @@ def test_own_and_shared_negatives_fit_alike():
     for is_shared in (False, True):
         locality = replace(SMALL, shared_negatives=is_shared, num_epochs=20, learning_rate=1e-3)
         params, metrics = locality.fit(locality.init(jax.random.key(0)), pairs, jax.random.key(1))
-        told = diagnose(locality, params, pairs, jax.random.key(2))
+        told = measure_distances(locality, params, pairs, jax.random.key(2))
         found[is_shared] = [metrics["loss"], told["mean_pair_distance"], told["mean_step_distance"]]
     np.testing.assert_allclose(found[False], found[True], rtol=0.25)
 
@@ -246,10 +245,10 @@ def ring_walk(key, num_steps=2000):
 
 @jax.jit
 def fit_ring(key):
-    key_init, key_walk, key_fit, key_diagnose = jax.random.split(key, 4)
+    key_init, key_walk, key_fit, key_measure = jax.random.split(key, 4)
     born, pairs = RING.init(key_init), ring_walk(key_walk)
     params, metrics = RING.fit(born, pairs, key_fit)
-    told = [diagnose(RING, p, pairs, key_diagnose) for p in (born, params)]
+    told = [measure_distances(RING, p, pairs, key_measure) for p in (born, params)]
     return params, metrics, *told
 
 
@@ -353,11 +352,11 @@ def test_a_scale_of_another_length_is_refused(shape):
         Handcrafted((1.0, 1.0)).embed((), jnp.zeros(shape))
 
 
-def test_diagnose_against_numpy():
+def test_distances_against_numpy():
     rng = np.random.default_rng(0)
     start, end = rng.normal(size=(2, 400, 3)).astype(np.float32)
     locality, key = Handcrafted((1.0, 2.0, 0.5)), jax.random.key(0)
-    metrics = diagnose(locality, (), pairs_of(jnp.asarray(start), jnp.asarray(end)), key)
+    metrics = measure_distances(locality, (), pairs_of(jnp.asarray(start), jnp.asarray(end)), key)
     scale = np.float32([1, 2, 0.5])
     steps = np.linalg.norm((start - end) * scale, axis=-1)
     others = start[np.asarray(jax.random.permutation(key, 400))]
@@ -400,15 +399,6 @@ def occupancies(rule, points, capacity):
     return jax.lax.scan(add, replay.init((), points.shape[1]), points)[1]
 
 
-def test_suggested_radius_is_the_quantile():
-    rng = np.random.default_rng(0)
-    points, steps = rng.random((500, 2)), rng.random(1000)
-    for quantile in (0.25, 0.1):
-        told = suggest_radius(points, steps, 1000, quantile=quantile)
-        assert told.radius == pytest.approx(np.quantile(steps, quantile))
-    assert suggest_radius(points, steps, 1000, radius=0.07).radius == 0.07
-
-
 @pytest.mark.parametrize("limit", [1, 3])
 def test_measured_occupancy_is_that_of_the_buffer(limit):
     points = np.random.default_rng(0).random((600, 2)).astype(np.float32)
@@ -416,32 +406,6 @@ def test_measured_occupancy_is_that_of_the_buffer(limit):
     sizes = occupancies(Local(0.1, limit), jnp.asarray(points), 600)
     assert told.measured == told.occupancy == sizes[-1]
     assert told.growth == pytest.approx(np.log2(sizes[-1] / sizes[299]))
-
-
-def test_growth_of_known_worlds():
-    rng = np.random.default_rng(0)
-    everywhere = np.arange(400.0)[:, None]  # nothing is ever near: all are kept
-    told = suggest_radius(everywhere, [], 4000, radius=0.5)
-    assert (told.occupancy, told.measured, told.growth) == (4000, 400, 1.0)
-    few = rng.integers(0, 5, (400, 1)).astype(float)  # five places: five are kept
-    told = suggest_radius(few, [], 10**6, radius=0.5)
-    assert (told.occupancy, told.measured, told.growth) == (5, 5, 0.0)
-    rested = np.maximum(0.0, np.arange(400.0) - 200)[:, None]  # at one place, then ever elsewhere
-    told = suggest_radius(rested, [], 4000, radius=0.5)
-    assert told.growth > 7 and told.occupancy == told.measured + 3600  # one a step at most
-
-
-@pytest.mark.parametrize(
-    ("points", "options", "message"),
-    [
-        (np.zeros((99, 2)), {}, "99 points are too few"),
-        (np.zeros((100, 2)), {}, "radius must be positive, got 0.0"),
-        (np.zeros((100, 2)), {"radius": -1.0}, "radius must be positive, got -1.0"),
-    ],
-)
-def test_suggestions_refuse_what_makes_no_sense(points, options, message):
-    with pytest.raises(ValueError, match=message):
-        suggest_radius(points, np.zeros(5), 1000, **options)
 
 
 def test_occupancy_of_the_mountain_is_foretold():
@@ -462,7 +426,7 @@ def test_learned_locality_of_the_paper():
         locality.init(jax.random.key(1)), pairs, jax.random.key(2)
     )
     assert metrics["loss"] < 0.1 * metrics["first_loss"]
-    told = diagnose(locality, params, pairs, jax.random.key(3))
+    told = measure_distances(locality, params, pairs, jax.random.key(3))
     assert told["mean_pair_distance"] == pytest.approx(0.26, rel=0.1)
     assert told["mean_step_distance"] == pytest.approx(0.018, rel=0.3)
     points = locality.embed(params, wander(jax.random.key(4), 400_000)[0])

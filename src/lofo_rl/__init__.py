@@ -6,15 +6,25 @@ from typing import TYPE_CHECKING, Any
 from lofo_rl.extras import needs
 
 if TYPE_CHECKING:
-    from lofo_rl.buffers import Fifo, Local, Prioritized, ReplayBuffer, Reservoir
+    from lofo_rl.buffers import (
+        Diagnosis,
+        Fifo,
+        Local,
+        Prioritized,
+        ReplayBuffer,
+        Reservoir,
+        diagnose,
+        suggest_radius,
+    )
     from lofo_rl.functional import Replay, SequenceIndex, TransitionIndex
-    from lofo_rl.locality import Contrastive, Handcrafted, suggest_radius
+    from lofo_rl.locality import Contrastive, Handcrafted
     from lofo_rl.pytrees import register_dataclass
     from lofo_rl.types import Batch, LofoError, LofoWarning, Step, Transition
 
 __all__ = [
     "Batch",
     "Contrastive",
+    "Diagnosis",
     "Fifo",
     "Handcrafted",
     "Local",
@@ -28,6 +38,7 @@ __all__ = [
     "Step",
     "Transition",
     "TransitionIndex",
+    "diagnose",
     "register_dataclass",
     "suggest_radius",
 ]
@@ -37,7 +48,7 @@ _HOMES = {
     "lofo_rl.types": ("Batch", "LofoError", "LofoWarning", "Step", "Transition"),
     "lofo_rl.pytrees": ("register_dataclass",),
     "lofo_rl.functional": ("Replay", "SequenceIndex", "TransitionIndex"),
-    "lofo_rl.locality": ("Contrastive", "Handcrafted", "suggest_radius"),
+    "lofo_rl.locality": ("Contrastive", "Handcrafted"),
 }
 
 

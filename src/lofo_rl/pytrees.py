@@ -12,12 +12,14 @@ Class = TypeVar("Class", bound=type)
 def register_dataclass(cls: Class) -> Class:
     """Make a dataclass a pytree; fields with the metadata `{"static": True}` are its structure.
 
+    A field that is neither given to `__init__` nor compared is left out: it has its default again.
+
     Unflattening does not call `__init__`: under a transformation the fields hold tracers or
     placeholders, which no check of values can accept.
     Not `jax.tree_util.register_dataclass`: its structures compare equal across classes
     with as many fields (jax 0.10), and `jit` may then answer one class with another's program.
     """
-    fields = dataclasses.fields(cls)
+    fields = [field for field in dataclasses.fields(cls) if field.init or field.compare]
     if made := [field.name for field in fields if not field.init]:
         raise TypeError(f"{cls.__name__} makes {made[0]} itself: every field must be given to init")
     static = [field.name for field in fields if field.metadata.get("static")]

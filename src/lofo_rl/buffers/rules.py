@@ -6,10 +6,10 @@ holds the compiled `place` of the same decision.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lofo_rl.types import LofoError
 
@@ -96,12 +96,33 @@ class Local:
 
     radius: float  # D_local
     limit: int = 1  # N_local
+    expected_size: int | None = dataclasses.field(
+        default=None, init=False, compare=False, repr=False
+    )  # predicted by `keeping`; it decides nothing
     needs_embedding: ClassVar[bool] = True
     voids_rewards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("radius", self.radius, lambda x: x > 0, "positive")
         check_number("limit", self.limit, lambda x: x >= 1, "at least 1", whole=True)
+
+    @classmethod
+    def keeping(
+        cls, num: int, embeddings: ArrayLike, limit: int = 1, *, num_steps: int | None = None
+    ) -> Self:
+        """The rule with the radius that will hold about `num` samples after `num_steps`.
+
+        `embeddings` [T, D] are those of T steps in their order, with the policy of the run or a
+        random one; some thousand are enough. `num_steps` is 50 for each sample held if left out.
+        The prediction is in `expected_size` and in `ReplayBuffer.metrics()`, beside the `size`
+        that came out. `lofo_rl.buffers.calibration` says how it is made and how far it can be off.
+        """
+        from lofo_rl.buffers.calibration import radius_keeping  # which runs this rule
+
+        radius, expected = radius_keeping(num, embeddings, limit, num_steps)
+        rule = cls(radius, limit)
+        object.__setattr__(rule, "expected_size", expected)
+        return rule
 
     def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
         """The oldest neighbour's row if there are enough, else a fresh one, else the oldest."""

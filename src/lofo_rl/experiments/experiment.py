@@ -210,7 +210,8 @@ def shorten(experiment: Experiment, fraction: float, *, keep_limit: bool = False
 def configuration(value: Any) -> Any:
     """Plain data that says everything about a frozen dataclass, for records and comparison."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: configuration(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        fields = {name: configuration(getattr(value, name)) for name in names}
         return {"is": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [configuration(v) for v in value]

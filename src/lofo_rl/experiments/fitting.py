@@ -21,7 +21,7 @@ from lofo_rl.experiments import checkpoint
 from lofo_rl.experiments.experiment import Buffer, Experiment, configuration
 from lofo_rl.experiments.pack import Pack
 from lofo_rl.experiments.provenance import provenance
-from lofo_rl.locality import Gradual, Pairs, diagnose
+from lofo_rl.locality import Gradual, Pairs, measure_distances
 from lofo_rl.types import Array, Key, Metrics, Tree
 
 
@@ -168,7 +168,7 @@ def _fit(pack: Pack, buffer: Buffer, keys: Array) -> tuple[Tree, Metrics]:
         pairs = collect_pairs(pack, buffer.locality_steps, own.collect)
         see = pack.lead.environment.decode
         params, metrics = locality.fit(params, pairs, own.fit, see)
-        return params, metrics | diagnose(locality, params, pairs, own.diagnose, see)
+        return params, metrics | measure_distances(locality, params, pairs, own.diagnose, see)
 
     return jax.lax.map(fit, keys) if _fills_the_machine(pack) else jax.vmap(fit)(keys)
 
@@ -216,7 +216,7 @@ def _end(
     key: Key,
 ) -> tuple[Tree, Metrics]:
     params, metrics = locality.end(learner, losses)
-    return params, metrics | diagnose(locality, params, pairs, key, environment.decode)
+    return params, metrics | measure_distances(locality, params, pairs, key, environment.decode)
 
 
 def collect_pairs(pack: Pack, num_steps: int, key: Key) -> Pairs:

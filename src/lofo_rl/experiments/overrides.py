@@ -79,6 +79,8 @@ def _fields(value: Any) -> list[Any]:
     hints = typing.get_type_hints(type(value))
     fields: list[Any] = []
     for field in dataclasses.fields(value):
+        if not field.init:
+            continue
         inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
             mould = _mould(inner)

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lofo_rl.buffers.calibration import suggest_radius
 from lofo_rl.experiments.experiment import Buffer, Experiment
 from lofo_rl.experiments.fitting import collect_pairs, fit_localities
 from lofo_rl.experiments.pack import Pack
-from lofo_rl.locality import suggest_radius
-from lofo_rl.locality.diagnostics import CHUNK, QUANTILES
+from lofo_rl.locality.distances import CHUNK
+from lofo_rl.locality.measures import chart_distances, mean_gap, neighbor_reach
 from lofo_rl.types import Array, Key, LofoError, Tree
 
 NUM_POINTS = 20_000  # of a random walk, put through the rule of local forgetting
@@ -90,30 +91,11 @@ def _chart(
     blank = np.asarray(chart.blank).reshape(chart.shape)
     points = points.reshape(*chart.shape, -1, points.shape[-1])
     points = np.where(blank[..., None, None], np.nan, points)
-    looks = np.linalg.norm(np.diff(points, axis=2), axis=-1)
-    if not np.nansum(looks):  # where looks are actions, they are one state
-        points, looks = points[:, :, :1], looks[:, :, :0]
-    across, up = (np.linalg.norm(np.diff(points, axis=k), axis=-1) for k in (1, 0))
-    found = {"cell": np.concatenate([across.reshape(-1), up.reshape(-1)]), "look": looks}
-    known = {name: v[~np.isnan(v)] for name, v in found.items()}
-    distances = {
-        f"{name}_q{100 * q:g}": float(np.quantile(values, q))
-        for name, values in known.items()
-        if len(values)
-        for q in QUANTILES
-    }
-    return distances, {"colours": _colours(points), "gap": _mean_gap(across, up)}
-
-
-def _mean_gap(across: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The mean distance [H, W, looks] of a cell to those of its four neighbours that are known."""
-    sides = [
-        np.pad(gaps, [at if k == axis else (0, 0) for k in range(3)], constant_values=np.nan)
-        for axis, gaps in ((1, across), (0, up))
-        for at in ((0, 1), (1, 0))
-    ]
-    count = np.sum(~np.isnan(sides), axis=0)
-    return np.where(count, np.nansum(sides, axis=0) / np.maximum(count, 1), np.nan)
+    if not np.nansum(
+        np.abs(np.diff(points, axis=2))
+    ):  # where looks are actions, they are one state
+        points = points[:, :, :1]
+    return chart_distances(points), {"colours": _colours(points), "gap": mean_gap(points)}
 
 
 def _colours(points: np.ndarray) -> np.ndarray:
@@ -150,11 +132,10 @@ def _radii(
 
 
 def reach(experiment: Experiment, points: np.ndarray, radii: list[float]) -> list[dict[str, float]]:
-    """For each radius, how many cells of the chart its neighbours lie apart: how local it is.
+    """For each radius, how many cells of the chart its neighbours lie apart: `neighbor_reach`.
 
-    An embedding may bring near what is far: small distances between adjacent cells do not exclude
-    it. `zone_neighbours` is the share of states outside the T1-zone that have one inside. What
-    phase 2 visits forgets its neighbours, so they should be those along the zone's edge alone.
+    What phase 2 visits forgets its neighbours, so those outside the T1-zone that have a neighbour
+    inside should be those along the zone's edge alone.
     """
     environment = experiment.environment
     chart = environment.chart()
@@ -164,29 +145,6 @@ def reach(experiment: Experiment, points: np.ndarray, radii: list[float]) -> lis
     codes = np.asarray(environment.encode(chart.states)).reshape(len(points), -1)
     _, distinct = np.unique(codes[shown], axis=0, return_index=True)  # looks may be actions
     shown = shown[distinct]
-    points, places = points[shown], np.stack(np.divmod(cells[shown], chart.shape[1]), axis=-1)
+    places = np.stack(np.divmod(cells[shown], chart.shape[1]), axis=-1)
     in_zone = np.asarray(jax.vmap(environment.in_t1_zone)(chart.states))[shown]
-    asked = np.random.default_rng(0).permutation(len(points))[:NUM_ASKED]
-    # neighbours, for each radius and each square of their distance in cells
-    counts = np.zeros((len(radii), chart.shape[0] ** 2 + chart.shape[1] ** 2), np.int64)
-    num_drawn = np.zeros(len(radii), np.int64)
-    for k in asked:
-        gaps = np.linalg.norm(points - points[k], axis=-1)
-        gaps[k] = np.inf
-        squares = np.sum((places - places[k]) ** 2, axis=-1)
-        for i, radius in enumerate(radii):
-            near = gaps < radius
-            counts[i] += np.bincount(squares[near], minlength=counts.shape[1])
-            num_drawn[i] += not in_zone[k] and (near & in_zone).any()
-    shares = num_drawn / max(1, np.sum(~in_zone[asked]))
-    return [
-        {**_quantiles(counts[i]), "zone_neighbours": float(shares[i])} for i in range(len(radii))
-    ]
-
-
-def _quantiles(counts: np.ndarray) -> dict[str, float]:
-    """Two quantiles of distances, told by how often each square occurs; nothing where none does."""
-    if not counts.sum():
-        return {}
-    part = np.cumsum(counts) / counts.sum()
-    return {f"reach_q{q}": float(np.sqrt(np.argmax(part >= q / 100))) for q in (50, 95)}
+    return neighbor_reach(points[shown], places, in_zone, radii, NUM_ASKED)

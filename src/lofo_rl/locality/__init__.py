@@ -1,15 +1,15 @@
-"""Where is near: localities, and what their distances look like."""
+"""What is near: localities, and the distances in their embeddings. Learning one needs jax."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lofo_rl.extras import needs
+from lofo_rl.locality.base import Gradual, Locality, Pairs
+from lofo_rl.locality.handcrafted import Handcrafted
 
 if TYPE_CHECKING:
-    from lofo_rl.locality.base import Gradual, Locality, Pairs, pairs_of
-    from lofo_rl.locality.contrastive import Contrastive
-    from lofo_rl.locality.diagnostics import Suggestion, diagnose, suggest_radius
-    from lofo_rl.locality.handcrafted import Handcrafted
+    from lofo_rl.locality.contrastive import Contrastive, pairs_of
+    from lofo_rl.locality.distances import measure_distances
 
 __all__ = [
     "Contrastive",
@@ -17,24 +17,21 @@ __all__ = [
     "Handcrafted",
     "Locality",
     "Pairs",
-    "Suggestion",
-    "diagnose",
+    "measure_distances",
     "pairs_of",
-    "suggest_radius",
 ]
 
-# A module is imported when a name of it is first used: not all of them need jax.
-_HOMES = {
-    "contrastive": ("Contrastive",),
-    "diagnostics": ("Suggestion", "diagnose", "suggest_radius"),
-    "handcrafted": ("Handcrafted",),
+_NEED_JAX = {
+    "Contrastive": "contrastive",
+    "measure_distances": "distances",
+    "pairs_of": "contrastive",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _NEED_JAX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), "base")
     with needs("lab" if name == "Contrastive" else "jax", f"{__name__}.{name}"):
-        value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+        home = import_module(f"{__name__}.{_NEED_JAX[name]}")
+    value = globals()[name] = getattr(home, name)
     return value

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import jax.numpy as jnp
-
 from lofo_rl.types import Array, Key, Metrics, Tree
 
 
@@ -19,12 +17,6 @@ class Pairs(NamedTuple):
     table: Array  # [M, ...] observations, or codes of them
     anchor: Array  # [T] int32, s
     successor: Array  # [T] int32, s' one action later
-
-
-def pairs_of(observations: Array, successors: Array) -> Pairs:
-    """Pairs whose observations are all taken as distinct."""
-    count = jnp.arange(len(observations), dtype=jnp.int32)
-    return Pairs(jnp.concatenate([observations, successors]), count, count + len(observations))
 
 
 See = Callable[[Array], Array]  # from rows of a table to observations

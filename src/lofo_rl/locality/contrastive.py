@@ -15,6 +15,12 @@ from lofo_rl.types import Array, Key, Metrics, Tree
 NUM_MEASURED = 1_024  # observations, at most, that tell what is usual
 
 
+def pairs_of(observations: Array, successors: Array) -> Pairs:
+    """Pairs whose observations are all taken as distinct."""
+    count = jnp.arange(len(observations), dtype=jnp.int32)
+    return Pairs(jnp.concatenate([observations, successors]), count, count + len(observations))
+
+
 class Standardised(NamedTuple):
     """Parameters of an encoder that sees how far an observation is from the usual one."""
 
