@@ -125,7 +125,7 @@ class Life(RuleBasedStateMachine):
             "observation": np.float32([x, y]),
             "id": np.int32(number),
             "group": np.int8(group),
-            "deep": [np.uint8(number), (np.full((2, 1), number, np.float64),)],
+            "deep": [np.uint8(number % 256), (np.full((2, 1), number, np.float64),)],
             "is_first": np.bool_(is_first),
             "is_last": np.bool_(not is_start),
         }

@@ -139,7 +139,7 @@ class Ledger:
         """Become the ledger that was packed."""
         stamp = arrays["stamp"]
         if not (
-            all(type(counts[name]) is int and counts[name] >= 0 for name in COUNTS)
+            all(type(counts[name]) is int and 0 <= counts[name] < 2**62 for name in COUNTS)
             and counts["size"] <= self.capacity
             and ("embedding" in arrays) == (self.rule.needs_embedding and counts["size"] > 0)
             and len(np.unique(stamp)) == counts["size"]

@@ -848,7 +848,8 @@ def _flag(name: str, value: Any) -> bool:
 def _flags(name: str, value: Any, num: int) -> Any:
     """One flag for each of a batch [n]."""
     given = as_array(name, False if value is None else value)
-    if given.shape not in ((), (num,)) or given.dtype.kind not in "biu" or not (given < 2).all():
+    is_shaped = given.shape in ((), (num,)) and given.dtype.kind in "biu"
+    if not is_shaped or not ((given == 0) | (given == 1)).all():
         raise LofoError(f"{name} must be True or False, or {num} of them, got {value!r}")
     return np.broadcast_to(given.astype(np.bool_), (num,))
 

@@ -188,7 +188,7 @@ def _bytes_of(x: NDArray[Any]) -> memoryview:
 def _target(path: str | os.PathLike[str]) -> Path:
     """Where a file of this name is, links followed; it must be a file or not there yet."""
     try:
-        target = Path(path).resolve()
+        target = Path(os.fsdecode(path)).resolve()
         exists = target.exists()
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise LofoError(f"{path!r} names no file: {error}") from error
