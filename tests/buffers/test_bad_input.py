@@ -16,6 +16,16 @@ from lofo_rl import Fifo, Local, LofoError, Prioritized, ReplayBuffer, Reservoir
 from lofo_rl.buffers import memory
 
 
+class Unknown:
+    """Something that is no number."""
+
+    def __repr__(self):
+        return "unknown"  # no address: test workers compare names
+
+
+OBJECT = Unknown()
+
+
 def refuse(buffer, call, words="."):
     """The call must raise a LofoError with these words, and change no byte of the buffer."""
     before = image(buffer)
@@ -59,7 +69,7 @@ EMBEDDINGS = [
     ([], "vector"),
     (CYCLE, "embedding"),
     ({"x": 1.0}, "vector of numbers"),
-    (object(), "vector of numbers"),
+    (OBJECT, "vector of numbers"),
 ]
 
 
@@ -87,7 +97,7 @@ ITEMS = [
     (np.datetime64("2020"), "datetime64"),
     (datetime.datetime(2020, 1, 1), "object"),
     (2**70, "object"),
-    (object(), "object"),
+    (OBJECT, "object"),
     ({1}, "object"),
     ([1.0], "is a list"),
     (CYCLE, "is a list"),
@@ -119,7 +129,9 @@ def test_an_item_of_another_structure(item):
 
 def test_batches_of_unequal_length():
     buffer = ReplayBuffer(Fifo(), 4)
-    refuse(buffer, lambda: buffer.extend({"x": np.ones(2), "y": np.ones(3)}), "same number of items")
+    refuse(
+        buffer, lambda: buffer.extend({"x": np.ones(2), "y": np.ones(3)}), "same number of items"
+    )
     refuse(buffer, lambda: buffer.extend({"x": np.ones(2), "y": 1.0}), r"\[n, \.\.\.\]")
     refuse(buffer, lambda: buffer.extend({"x": np.ones((0, 2))}), "n >= 1")
     refuse(buffer, lambda: buffer.extend({"x": np.ones(2)}, stream=[0]), r"\[2\] integers")
@@ -130,7 +142,7 @@ def test_batches_of_unequal_length():
 
 
 @pytest.mark.parametrize(
-    "flag", [np.array([True, False]), "no", np.nan, 2, -1, 0.5, object(), [True], None], ids=repr
+    "flag", [np.array([True, False]), "no", np.nan, 2, -1, 0.5, OBJECT, [True], None], ids=repr
 )
 def test_flags_are_true_or_false(flag):
     for kind in ("windows", "fifo"):
@@ -172,7 +184,7 @@ GROUPS = [
     (-(2**63) - 1, "must be an integer"),
     (np.ma.array([1], mask=[True]), "masked"),
     ([[1], [1, 2]], "must be numbers"),
-    (object(), "must be an integer"),
+    (OBJECT, "must be an integer"),
     (None, "give group= with each"),
 ]
 
@@ -207,8 +219,9 @@ def test_a_number_of_samples_that_cannot_be(num):
 @pytest.mark.parametrize(
     "weight",
     [
-        [1.0], [1, -1, 0, 0], [np.nan] * 4, [np.inf] * 4, [0] * 4, [0, 0, 1, 1], "abcd", [[1], [1, 2]],
-        np.ones(4) * 1j, np.ma.array(np.ones(4), mask=True), [10**30] * 4, object(), ["1"] * 4, {},
+        [1.0], [1, -1, 0, 0], [np.nan] * 4, [np.inf] * 4, [0] * 4, [0, 0, 1, 1], "abcd",
+        [[1], [1, 2]],
+        np.ones(4) * 1j, np.ma.array(np.ones(4), mask=True), [10**30] * 4, OBJECT, ["1"] * 4, {},
     ],
     ids=repr,
 )  # fmt: skip
@@ -229,7 +242,7 @@ def test_weights_of_any_size_share_the_draws(scale):
     "errors",
     [
         [1.0], [1, np.nan], [1, -1], "ab", ["1", "2"], [1j, 1], [np.inf, 1], None, [[1, 2]],
-        np.ma.array([1.0, 2.0], mask=[0, 1]), object(), [[1], [1, 2]],
+        np.ma.array([1.0, 2.0], mask=[0, 1]), OBJECT, [[1], [1, 2]],
     ],
     ids=repr,
 )  # fmt: skip
@@ -268,7 +281,7 @@ def test_numbers_of_reports():
     empty = ReplayBuffer(Local(0.5), 4)
     refuse(empty, empty.describe, "give describe")
     refuse(empty, lambda: empty.describe({"x": 1}), "give embedding_size=")
-    refuse(empty, lambda: empty.describe(object()), "leaf item")
+    refuse(empty, lambda: empty.describe(OBJECT), "leaf item")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +340,7 @@ def test_a_limit_beyond_all_samples_forgets_only_in_a_full_buffer():
 # Whatever a caller may think of.
 NUMBERS = st.one_of(
     st.integers(-3, 3), st.integers(-(2**70), 2**70), st.floats(), st.booleans(),
-    st.complex_numbers(), st.none(), st.text(max_size=2), st.binary(max_size=2), st.just(object()),
+    st.complex_numbers(), st.none(), st.text(max_size=2), st.binary(max_size=2), st.just(OBJECT),
 )  # fmt: skip
 DTYPES = st.one_of(
     hnp.boolean_dtypes(), hnp.integer_dtypes(), hnp.unsigned_integer_dtypes(),
@@ -459,7 +472,9 @@ def test_any_batch_of_embeddings_is_taken_or_refused(embedding, group, stream, i
 
 
 @FUZZ
-@hypothesis.given(num=values(()), weight=values((4,), (3,)), errors=values((2,), (1,)), age=values(()))
+@hypothesis.given(
+    num=values(()), weight=values((4,), (3,)), errors=values((2,), (1,)), age=values(())
+)
 def test_any_number_asked_for_is_taken_or_refused(num, weight, errors, age):
     buffer = filled("prioritized")
     batch = buffer.sample(2)
@@ -501,7 +516,13 @@ def test_a_locality_that_fails_changes_nothing():
     for wrong in (np.zeros(3), np.zeros((1, 2)), np.zeros(()), None, "ab", np.full(2, np.nan)):
         answers += [wrong]
         refuse(buffer, lambda: buffer.add({"observation": 1.0}), "embedding|give locality=")
-    for wrong in (np.zeros((2, 2)), np.zeros((3, 3)), np.zeros(3), np.zeros((3, 2, 1)), np.zeros(6)):
+    for wrong in (
+        np.zeros((2, 2)),
+        np.zeros((3, 3)),
+        np.zeros(3),
+        np.zeros((3, 2, 1)),
+        np.zeros(6),
+    ):
         answers += [wrong]
         refuse(buffer, lambda: buffer.extend({"observation": np.ones(3)}), "embedding")
     answers += [np.full(2, 7.0)]  # another answer than before to the same observation is its right
@@ -578,7 +599,9 @@ def test_sizes_are_told_before_memory_is_taken(monkeypatch):
     free = told["items"] + told["index"] - 1
     monkeypatch.setattr(memory, "available", lambda: free)
     refuse(buffer, lambda: buffer.add(item, embedding=np.zeros(16)), r"12\.4 MB.*lower capacity")
-    refuse(buffer, lambda: buffer.extend({"x": np.zeros((2, 10**5))}, embedding=np.ones((2, 3))), "MB")
+    refuse(
+        buffer, lambda: buffer.extend({"x": np.zeros((2, 10**5))}, embedding=np.ones((2, 3))), "MB"
+    )
     assert not buffer._rows and buffer._ledger.index is None
     monkeypatch.setattr(memory, "available", lambda: free + 1)
     buffer.add(item, embedding=np.zeros(16))

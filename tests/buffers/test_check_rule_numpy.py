@@ -295,7 +295,6 @@ BROKEN = [
         made(only_in_steps),
         "it decides in a ReplayBuffer of windows, too; it gave other windows by extend than by add",
     ),
-    (made(any_row, Fifo), "32 starts with windows of 4 fit into B·N slots; it gave"),
     (
         chooses(fresh, __repr__=shy),
         "save writes a file that loads, or refuses; it raised OSError: nothing to show",

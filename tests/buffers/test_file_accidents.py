@@ -1,6 +1,7 @@
 """Files when things go wrong: at every moment the file of the right name is whole."""
 
 import errno
+import functools
 import json
 import os
 import signal
@@ -197,7 +198,7 @@ def test_an_interrupted_save_leaves_the_old_file_or_the_new(saved):
     old, new = image(ReplayBuffer.load(saved)), image(buffer)
     for moment in range(10_000):
         filled(30).save(saved)
-        if not Interrupt(moment).during(lambda: buffer.save(saved)):
+        if not Interrupt(moment).during(functools.partial(buffer.save, saved)):
             break
         images.add(image(ReplayBuffer.load(saved)))
         assert images <= {old, new} and files_of(saved) == ["b.lofo"]
@@ -209,7 +210,9 @@ def test_an_interrupted_save_leaves_the_old_file_or_the_new(saved):
 def test_an_array_that_cannot_be_written_leaves_the_old_file(saved, monkeypatch):
     whole = saved.read_bytes()
     for fail in (KeyboardInterrupt, MemoryError, OSError):
-        monkeypatch.setattr(serialization, "_bytes_of", lambda x, fail=fail: (_ for _ in ()).throw(fail()))
+        monkeypatch.setattr(
+            serialization, "_bytes_of", lambda x, fail=fail: (_ for _ in ()).throw(fail())
+        )
         with pytest.raises(LofoError if fail is OSError else fail):
             filled(3).save(saved)
         assert saved.read_bytes() == whole and files_of(saved) == ["b.lofo"]

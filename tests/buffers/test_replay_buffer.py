@@ -10,6 +10,7 @@ import pytest
 import lofo_rl
 import oracles
 from lofo_rl import Fifo, Local, ReplayBuffer, Reservoir
+from lofo_rl.buffers import Placement
 from lofo_rl.types import LofoError
 
 GRID = 0.25  # dyadic: float32 arithmetic is exact, and distances often equal the radius
@@ -339,3 +340,36 @@ def test_extend_closes_episodes_in_a_full_buffer_as_add_does():
         one.add({"id": items["id"][number]}, is_last=is_last[number])
     many.extend(items, is_last=is_last)
     assert contents(many) == contents(one) == [([n, n + 1], [True] * 2) for n in (25, 26, 27, 28)]
+
+
+def test_an_own_rule_says_what_it_needs_and_chooses_whole_numbers():
+    class Silent:
+        voids_rewards = False
+
+        def choose(self, ledger, near, rng):
+            return ledger.size, 0, False
+
+    with pytest.raises(LofoError, match=r"Silent\.needs_embedding must be True or False, got None"):
+        ReplayBuffer(Silent(), 4)
+    for chosen in [(0.7, 0, False), (None, 0, False), (0, None, False), (0,), 3]:
+        rule = type("Bad", (Silent,), {"needs_embedding": False})()
+        rule.choose = lambda ledger, near, rng, chosen=chosen: chosen
+        buffer = ReplayBuffer(rule, 4)
+        with pytest.raises(LofoError, match=r"must choose Placement\(int, int, bool\)"):
+            buffer.add({"x": 1})
+        assert len(buffer) == 0 and buffer.metrics()["evictions"] == 0
+    with pytest.raises(LofoError, match="an empty ledger has no oldest row"):
+        ReplayBuffer(Local(0.5, 1), 4)._ledger.oldest()
+
+
+def test_a_rule_that_inherits_from_fifo_has_room_for_its_own_choice():
+    class Youngest(Fifo):
+        def choose(self, ledger, near, rng):
+            if ledger.size < ledger.capacity:
+                return Placement(ledger.size, 0, False)
+            return Placement(int(ledger.stamp[: ledger.size].argmax()), 0, False)
+
+    buffer = ReplayBuffer(Youngest(), 4, window=3)
+    for number in range(40):
+        buffer.add({"id": number}, is_last=number % 7 == 6)
+    assert buffer.metrics()["step_overflow"] == 0

@@ -230,10 +230,6 @@ BROKEN = [
         f"{UNSEEN} slot 1 with embeddings and 0 without, at sample 11; set needs_embedding = True",
     ),
     (made(counting_neighbors, needs_embedding=False), f"{UNSEEN} num_near 10 with embeddings"),
-    (
-        made(any_row, Fifo, needs_embedding=False, choose=None),
-        "32 starts with windows of 4 fit into B·N slots; it gave",
-    ),
 ]
 
 

@@ -5,6 +5,7 @@ Invariant: the live rows are always the prefix [0, size). A new sample takes a f
 The cost of a sample does not depend on how many rows are live, on average.
 """
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,8 @@ class Ledger:
         The rows are sorted by age only when all that were live at the last sorting have left: so
         at most once in `size` samples, and what came since is younger than the queue.
         """
+        if not self.size:
+            raise LofoError("an empty ledger has no oldest row: look at ledger.size first")
         while True:
             while self._taken < len(self._queue):
                 row = int(self._queue[self._taken])
@@ -187,14 +190,19 @@ class Ledger:
         near = NO_ROWS
         if point is not None and self.index is not None:
             near = self.index.near(point, group)
-        slot, num_near, is_overflow = self.rule.choose(self, near, rng)
-        slot = int(slot)
+        placement = self.rule.choose(self, near, rng)
+        try:
+            slot, num_near = operator.index(placement[0]), operator.index(placement[1])
+            is_overflow = bool(placement[2])
+        except (TypeError, ValueError, IndexError) as error:
+            raise LofoError(
+                f"{self.rule} must choose Placement(int, int, bool), got {placement!r}"
+            ) from error
         if not (0 <= slot <= self.size or slot == self.capacity):
             raise LofoError(
                 f"{self.rule} chose row {slot}: a rule chooses one of the {self.size} live rows, "
                 f"{self.size} for a fresh one, or the capacity {self.capacity} to refuse a sample"
             )
-        num_near, is_overflow = int(num_near), bool(is_overflow)
         row[0] = slot
         if slot < self.capacity:
             if point is not None and self.index is not None:

@@ -23,7 +23,7 @@ from lofo_rl.buffers.item_spec import ItemSpec, Leaf, observation_of
 from lofo_rl.buffers.ledger import NO_ROWS, Ledger
 from lofo_rl.buffers.neighbors import checked_points
 from lofo_rl.buffers.priorities import Priorities, Prioritized
-from lofo_rl.buffers.rules import Fifo, Local, Reservoir, Rule
+from lofo_rl.buffers.rules import Fifo, Local, Reservoir, Rule, check_class_variables
 from lofo_rl.buffers.sequences import Trajectory
 from lofo_rl.types import Batch, LofoError, LofoWarning, Tree
 
@@ -532,7 +532,7 @@ class ReplayBuffer:
             return self._capacity
         # Under Fifo a step that a live start reaches is itself a live start, or the closing row
         # right after one; under other rules most of a window may be steps that were forgotten.
-        is_fifo = isinstance(self._rule, Fifo)
+        is_fifo = type(self._rule) is Fifo
         return self._capacity * (min(self._window, 2) if is_fifo else self._window)
 
     def _index_bytes(self, embedding_size: int) -> int:
@@ -802,6 +802,7 @@ def _checked_rule(rule: Any) -> Rule:
             f"rule must be Fifo(), Reservoir(), Local(radius) or a rule with a method choose, "
             f"got {rule!r}"
         )
+    check_class_variables(rule)
     if isinstance(rule, Local) and (np.ndim(rule.radius) or np.ndim(rule.limit)):
         raise LofoError(f"one buffer has one radius and one limit, got {rule}")
     if rule.needs_embedding and not isinstance(

@@ -163,7 +163,7 @@ class SequenceIndex:
     def _steps_per_start(self) -> int:
         # Under Fifo a step that a live start reaches is itself a live start, or the closing row
         # right after one; under other rules most of a window may be steps that were forgotten.
-        return min(self.window, 2) if isinstance(self.rule, Fifo) else self.window
+        return min(self.window, 2) if type(self.rule) is Fifo else self.window
 
     def init(self, embedding_size: int = 0) -> SequenceState:
         """No starts and no steps."""

@@ -202,17 +202,6 @@ def check_placement(
             refuse(rule, method, promise, gave, fix)
 
 
-def check_slots(
-    rule: Rule, method: str, num_lost: int, num_slots: int, capacity: int, window: int
-) -> None:
-    """Refuse a rule under which steps of windows found no free slot."""
-    if num_lost:
-        promise = f"{capacity} starts with windows of {window} fit into B·N slots"
-        gave = f"{num_lost} steps too many for {num_slots} slots"
-        fix = "do not inherit from Fifo, which is given fewer slots"
-        refuse(rule, method, promise, gave, fix)
-
-
 def attempt(
     rule: Rule, method: str, promise: str, fix: str, function: Callable[..., Any], *given: Any
 ) -> Any:
@@ -392,7 +381,7 @@ def _check_transitions(
 
 
 def _check_windows(rule: Rule, walk: Points, seed: int, capacity: int, window: int) -> None:
-    """A ReplayBuffer of windows, by `add` and by `extend`: B starts need no more than B·N slots."""
+    """A ReplayBuffer of windows, by `add` and by `extend`."""
     promise = "it decides in a ReplayBuffer of windows, too"
     one, many = (
         ReplayBuffer(rule, capacity, window=window, num_streams=2, seed=seed) for _ in range(2)
@@ -401,10 +390,6 @@ def _check_windows(rule: Rule, walk: Points, seed: int, capacity: int, window: i
     flags = {"stream": ids % 2, "is_last": ids % CLOSING == CLOSING - 1}
     attempt(rule, "choose", promise, PURE, _add_each, one, ids, walk, flags)
     attempt(rule, "choose", promise, PURE, _add_batches, many, ids, walk, flags)
-    for buffer in (one, many):
-        found = buffer.metrics()
-        lost, num_slots = int(found["step_overflow"]), int(found["num_slots"])
-        check_slots(rule, "choose", lost, num_slots, capacity, window)
     held = [_all_of(buffer) for buffer in (one, many)]
     if held[0] != held[1]:
         gave = "other windows by extend than by add"
