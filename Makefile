@@ -5,7 +5,7 @@ LAB := .venv/installed-lab
 DEV := .venv/installed-dev
 JOBS ?= auto
 
-.PHONY: help demo test slow check compat bench clean
+.PHONY: demo test slow check bench soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make slow   the tests that take minutes"
 	@echo "make compat the oldest and the newest versions of what the package needs"
 	@echo "make bench  speed, each figure against a peer in the same run"
+	@echo "make soak   1e7 inserts into buffers of every kind, checked by brute force on the way"
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -60,6 +61,9 @@ bench: $(DEV)
 	.venv/bin/python benchmarks/insert.py
 	.venv/bin/python benchmarks/neighbours.py
 	MUJOCO_GL=egl .venv/bin/python benchmarks/reacher.py
+
+soak: $(DEV)
+	.venv/bin/python tools/soak.py --inserts 1e7
 
 clean:
 	rm -rf .venv .compat .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -16,6 +16,7 @@ def item_at(number, place, group=0, stream=0, before=-1):
         "place": np.float32(place),
         "group": np.int32(group),
         "stream": np.uint8(stream),
+        "is_last": np.bool_(False),
         "deep": np.full((2, 2), number, np.float64),
     }
 
@@ -29,8 +30,11 @@ def image(buffer, counts=True):
     return hashlib.sha256(serialization.to_bytes(manifest, arrays)).hexdigest()
 
 
-def check_sound(buffer):
-    """Rows, index, windows, priorities and items agree with each other."""
+def check_sound(buffer, *, is_uncut=False):
+    """Rows, index, windows, priorities and items agree with each other.
+
+    `is_uncut`: no step of a window was ever lost, so unknown rewards are those of lost starts.
+    """
     ledger, steps, size = buffer._ledger, buffer._steps, len(buffer)
     assert not buffer._is_changing
     # A load checks that stamps, windows, slots and their counts fit together.
@@ -46,6 +50,8 @@ def check_sound(buffer):
         check_index(ledger.index)
     if steps is not None:
         check_windows(buffer, items)
+        if is_uncut:
+            check_unknown(buffer, items)
     if buffer._priorities is not None:
         check_priorities(buffer)
 
@@ -91,6 +97,16 @@ def check_windows(buffer, items):
     before = items["before"][slots]
     np.testing.assert_array_equal(before[:, 1:], ids[:, :-1])
     assert length == slots.shape[1]
+
+
+def check_unknown(buffer, items):
+    """The reward of a stored step is unknown if it was a start and has left."""
+    steps, size = buffer._steps, len(buffer)
+    stored = np.flatnonzero(steps.cover)
+    live = items["id"][steps.window[:size][steps.filled[:size] > 0, 0]]
+    has_left = ~items["is_last"][stored] & ~np.isin(items["id"][stored], live)
+    expected = has_left & buffer._rule.voids_rewards
+    np.testing.assert_array_equal(steps.unknown[stored], expected)
 
 
 def check_priorities(buffer):

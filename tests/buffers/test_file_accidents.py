@@ -198,7 +198,7 @@ def test_an_interrupted_save_leaves_the_old_file_or_the_new(saved):
     old, new = image(ReplayBuffer.load(saved)), image(buffer)
     for moment in range(10_000):
         filled(30).save(saved)
-        if not Interrupt(moment).during(functools.partial(buffer.save, saved)):
+        if not Interrupt(moment).during(lambda: buffer.save(saved)):  # noqa: B023
             break
         images.add(image(ReplayBuffer.load(saved)))
         assert images <= {old, new} and files_of(saved) == ["b.lofo"]

@@ -1,6 +1,6 @@
 """One long life of a buffer: any sequence of calls leaves what the paper's lists hold.
 
-Three run side by side. The buffer is extended, saved, loaded, pickled and copied. Its twin gets
+Three live side by side. The buffer is extended, saved, loaded, pickled and copied. Its twin gets
 the same steps one by one and is never copied; its bytes must stay the same. The oracle decides
 what both hold.
 """

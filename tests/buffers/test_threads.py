@@ -268,7 +268,7 @@ def test_an_interrupt_that_is_interrupted_says_so_until_clear():
 
 @pytest.mark.slow
 def test_real_interrupts_leave_a_sound_buffer():
-    """Timers interrupt the main thread anywhere in adds of windows under local forgetting."""
+    """Timers interrupt the main thread wherever it is, while it adds windows."""
     buffer = ReplayBuffer(Local(0.3, 2), 40, window=3, sampler=Prioritized(), group_by="group")
     rng, number, num_interrupts, last = np.random.default_rng(0), 0, 0, -1
 

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from lofo_rl import Fifo, Local, LofoWarning, Reservoir, ReplayBuffer
+from lofo_rl import Fifo, Local, LofoWarning, ReplayBuffer, Reservoir
 
 NUM_STEPS = 3500
 

@@ -111,7 +111,7 @@ class Exhaustive:
             self._groups[: self.size] = groups
 
     def refill(self, rows: Rows, points: Points, groups: Rows | None, size: int) -> None:
-        """Put points into rows, then enter all rows [0, size) again: repairs a cut `insert`."""
+        """Put points into rows, and enter all rows [0, size) again: after an interrupt."""
         self._points[rows] = points
         if groups is not None:
             self._groups[rows] = groups

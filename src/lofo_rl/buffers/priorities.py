@@ -11,6 +11,7 @@ from lofo_rl.types import LofoError
 
 Rows = NDArray[np.int64]
 Numbers = NDArray[np.float64]
+PENDING = 1 << 14  # changes that wait: a dictionary of all rows would take more than the tree
 LEAST, MOST = 2.0**-900, 2.0**900  # of a priority, so that no sum overflows and none is 0
 
 
@@ -85,6 +86,8 @@ class Priorities:
     def put(self, row: int, can_be_drawn: bool) -> None:
         """A new sample has taken a row, or the sample in it can be drawn from now on, or not."""
         self._changed[row] = self.highest if can_be_drawn else 0.0
+        if len(self._changed) > PENDING:
+            self._settle()
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Rows, NDArray[Any]]:
         """Rows in proportion to their priority, and their importance weights."""

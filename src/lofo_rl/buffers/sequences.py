@@ -117,7 +117,7 @@ class Trajectory:
     def cut(
         self, rows: Slots, growing: Slots, streams: Any, size: int, voids_rewards: bool
     ) -> Slots:
-        """After an interrupted `add`: these rows, and what grows in the streams, have no window.
+        """After an interrupted `add`, take their windows from these rows and from what was growing.
 
         `rows` have been taken by new starts. Returns all rows that have no window now.
         """
