@@ -18,7 +18,10 @@ from lofo_rl.reports.runs import load
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "lofo_rl"
-WITH_CODE = [ROOT / "README.md", ROOT / "docs" / "extending.md", ROOT / "docs" / "worlds.md"]
+WITH_CODE = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("buffer", "extending", "worlds")),
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -220,7 +220,8 @@ def test_a_number_of_samples_that_cannot_be(num):
     "weight",
     [
         [1.0], [1, -1, 0, 0], [np.nan] * 4, [np.inf] * 4, [0] * 4, [0, 0, 1, 1], "abcd",
-        [[1], [1, 2]], np.ones(4) * 1j, np.ma.array(np.ones(4), mask=True), [10**30] * 4, object(), ["1"] * 4, {},
+        [[1], [1, 2]], np.ones(4) * 1j, np.ma.array(np.ones(4), mask=True), [10**30] * 4,
+        OBJECT, ["1"] * 4, {},
     ],
     ids=repr,
 )  # fmt: skip

@@ -1,7 +1,6 @@
 """Files when things go wrong: at every moment the file of the right name is whole."""
 
 import errno
-import functools
 import json
 import os
 import signal
