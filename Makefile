@@ -5,7 +5,7 @@ LAB := .venv/installed-lab
 DEV := .venv/installed-dev
 JOBS ?= auto
 
-.PHONY: demo test slow check bench soak clean
+.PHONY: help demo test slow check compat bench soak compare clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make compat the oldest and the newest versions of what the package needs"
 	@echo "make bench  speed, each figure against a peer in the same run"
 	@echo "make soak   1e7 inserts into buffers of every kind, checked by brute force on the way"
+	@echo "make compare A=COMMIT B=COMMIT   whether two commits give the same numbers"
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -65,5 +66,9 @@ bench: $(DEV)
 soak: $(DEV)
 	.venv/bin/python tools/soak.py --inserts 1e7
 
+compare: $(DEV)
+	.venv/bin/python tools/compare_commits.py $(A) $(B)
+
 clean:
-	rm -rf .venv .compat .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .compare_cache .compat .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache \
+	  .hypothesis

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "lofo_rl").rglob("*.py"))
 TEXTS = sorted(
     path
-    for folder in ("src", "tests", "docs", "examples", "benchmarks")
+    for folder in ("src", "tests", "docs", "examples", "benchmarks", "tools")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".md", ".toml"} and path != Path(__file__)
 )
