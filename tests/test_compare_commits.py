@@ -389,7 +389,7 @@ def test_an_old_commit_is_run_once_and_in_its_own_words(tmp_path, monkeypatch):
 
 
 def prepared(case: Case) -> tuple[Experiment, ...]:
-    command, overrides = parse_with_fields(["run", *case.ids.split(), *case.options.split()])
+    command, overrides = parse_with_fields(["run", *case.name.split(), *case.options.split()])
     return tuple(command.prepare(overrides))
 
 
