@@ -1,5 +1,6 @@
 """Will local forgetting help in a world? An answer from the embeddings of a few random steps."""
 
+import contextlib
 import time
 import warnings
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ WIDEST = 1 / 3  # of the extent: with a larger radius neighbours are hardly near
 NUM_RADII = 5  # each half the one before
 FEWEST_RETURNED = 0.05  # of the samples, or they have no neighbours worth the name
 FEWEST_VISITS = 4  # to each sample held, or most samples are never replaced
+TOLERANCE = 1.1  # of the number that a proposed radius should hold
 HIGH_DIMENSION = 8  # where no exact index beats a look at every row
 TIMED, TIMED_TOGETHER = 400, 50  # calls of `add`
 
@@ -122,22 +124,27 @@ def diagnose(
     chosen, returned, verdict = radius, 0.0, "one place"
     reason = f"All {data.num:,} embeddings are equal, or nearly so: any radius covers the world."
     if SMALLEST <= widest <= LARGEST:
-        if chosen is None:
-            chosen = _proposal(data, widest, num_steps, capacity)
-        radii = {widest / 2**k for k in range(NUM_RADII)} | {chosen}
-        candidates = _candidates(data, sorted(r for r in radii if r >= SMALLEST), num_steps)
+        radii = {widest / 2**k for k in range(NUM_RADII)}
+        target = min(num_steps // 20, num_steps if capacity is None else capacity // 2)
+        if radius is not None:
+            radii.add(radius)
+        else:
+            with contextlib.suppress(LofoError):  # where sizes jump, as in a finite world
+                radii.add(min(data.radius_for(max(1, target), num_steps)[0], widest))
+        usable = sorted((r for r in radii if r >= SMALLEST), reverse=True)
+        candidates = _candidates(data, usable, num_steps)
         returned = _returned(data, widest)
-        judged = widest if radius is None else radius
-        (own,) = (c for c in candidates if c.radius == judged)
+        (own,) = (c for c in candidates if c.radius == (radius or widest))
         verdict, reason = _judge(data, own, returned, num_steps, capacity)
         if verdict == "helps":
-            (own,) = (c for c in candidates if c.radius == chosen)
-            reason = _words(data, own, num_steps)
-    is_proposed = radius is None and verdict == "helps"
+            if radius is None:
+                fitting = [c for c in candidates if c.expected_size <= TOLERANCE * target]
+                own = max(fitting, key=lambda c: (c.expected_size, c.radius), default=own)
+            chosen, reason = own.radius, _words(data, own, num_steps)
     return Diagnosis(
         verdict,
         reason,
-        chosen if is_proposed or radius is not None else None,
+        chosen,
         data.num,
         len(data.distinct),
         points.shape[1],
@@ -154,18 +161,8 @@ def diagnose(
     )
 
 
-def _proposal(data: Calibration, widest: float, num_steps: int, capacity: int | None) -> float:
-    """The radius that holds a twentieth of the steps or half of the capacity, but no wider."""
-    target = num_steps // 20 if capacity is None else min(num_steps // 20, capacity // 2)
-    try:
-        radius, _ = data.radius_for(max(1, target), num_steps)
-    except LofoError:  # sizes jump, as in a finite world
-        return widest
-    return min(radius, widest)
-
-
 def _candidates(data: Calibration, radii: list[float], num_steps: int) -> tuple[Candidate, ...]:
-    """What ascending radii do, from the widest to the narrowest."""
+    """What each of the radii does."""
     shares = np.mean(
         [
             (1 + np.count_nonzero(distances[:, None] < radii, axis=0)) / (1 + len(distances))
@@ -173,13 +170,16 @@ def _candidates(data: Calibration, radii: list[float], num_steps: int) -> tuple[
         ],
         axis=0,
     )
-    found, most = [], num_steps
-    for radius, share in zip(radii, shares, strict=True):
-        # a wider radius holds no more than a narrower one, which is easier to predict
-        most = min(most, round(data.expected(radius, num_steps)))
-        seconds = _add_seconds(Local(radius, data.limit), data.points)
-        found.append(Candidate(radius, float(share), data.held(radius)[1], most, seconds))
-    return tuple(reversed(found))
+    return tuple(
+        Candidate(
+            radius,
+            float(share),
+            data.held(radius)[1],
+            round(data.expected(radius, num_steps)),
+            _add_seconds(Local(radius, data.limit), data.points),
+        )
+        for radius, share in zip(radii, shares, strict=True)
+    )
 
 
 def _returned(data: Calibration, radius: float) -> float:
