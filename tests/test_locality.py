@@ -27,7 +27,6 @@ from lofo_rl.locality.contrastive import draw_others
 from lofo_rl.locality.measures import QUANTILES
 from lofo_rl.networks import CNN, IDENTITY, MLP, Chain, Pixels, linear
 from lofo_rl.records import read
-from lofo_rl.types import LofoError
 
 RESULTS = Path(__file__).parent.parent / "results"
 ENCODER = Chain((MLP((16,), "tanh", "torch"), linear(2, "torch")))
@@ -330,26 +329,6 @@ def test_embed_asks_for_every_digit():
     # an encoder applied without `embed` shows that the test can fail
     plain = str(jax.make_jaxpr(ENCODER.apply)(SMALL.init(jax.random.key(0)), jnp.zeros((5, 2))))
     assert "dot_general" in plain and "HIGHEST" not in plain
-
-
-def test_handcrafted_distance():
-    rng = np.random.default_rng(0)
-    points = rng.uniform([-1.2, -0.07], [0.5, 0.07], (2, 50, 2)).astype(np.float32)
-    locality = MOUNTAINCAR_HANDCRAFTED
-    params = locality.init(jax.random.key(0))
-    first, second = (locality.embed(params, p) for p in points)
-    dx, dv = (points[0] - points[1]).astype(np.float64).T
-    expected = np.sqrt(dx**2 + 150 * dv**2)
-    np.testing.assert_allclose(np.linalg.norm(first - second, axis=-1), expected, rtol=1e-5)
-    assert locality.size == 2 and first.dtype == jnp.float32
-    pairs = pairs_of(*map(jnp.asarray, points))
-    assert locality.fit(params, pairs, jax.random.key(0)) == (params, {})
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (5, 1), (5, 3)])
-def test_a_scale_of_another_length_is_refused(shape):
-    with pytest.raises(LofoError, match="a scale of 2 numbers needs observations of as many"):
-        Handcrafted((1.0, 1.0)).embed((), jnp.zeros(shape))
 
 
 def test_distances_against_numpy():

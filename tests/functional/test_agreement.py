@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import lofo_rl
 import oracles
 from buffers.test_replay_buffer import GRID, RULES, SHAPES, STEPS, contents, make
 from lofo_rl import Local, Replay, ReplayBuffer, SequenceIndex, TransitionIndex
+from lofo_rl.locality import Contrastive
+from lofo_rl.networks import linear
 from lofo_rl.types import LofoError
 
 KEYS = jax.random.split(jax.random.key(5), 40)
@@ -84,10 +85,11 @@ def test_arrays_of_jax_are_taken_as_they_are():
 
 
 def test_a_fitted_locality_serves_with_its_parameters():
-    handcrafted = lofo_rl.Handcrafted(scale=(4.0,))
+    learned = Contrastive(linear(1), (1,), size=1)
     with pytest.raises(LofoError, match=r"jax\.jit\(locality\.embed\), params"):
-        ReplayBuffer(Local(0.5, 1), 4, handcrafted)
-    fitted = functools.partial(jax.jit(handcrafted.embed), handcrafted.init(KEYS[0]))
+        ReplayBuffer(Local(0.5, 1), 4, learned)
+    params = jax.tree.map(lambda x: jnp.full_like(x, 4.0), learned.init(KEYS[0]))
+    fitted = functools.partial(jax.jit(learned.embed), params)
     buffer = ReplayBuffer(Local(0.75, 1), 8, fitted)
     for number, x in enumerate([0.0, 1.0, 0.25, 1.0]):
         buffer.add({"observation": np.float32([x]), "id": number})
