@@ -20,7 +20,7 @@ from lofo_rl.environments.minigrid_pixels import draw_frames
 from lofo_rl.experiments import REGISTRY, Pack
 from lofo_rl.experiments.fitting import collect_pairs
 from lofo_rl.experiments.paper_minigrid import MINIGRID, MINIGRID_ENCODER, MINIGRID_LOCALITY
-from lofo_rl.locality import Contrastive, diagnose
+from lofo_rl.locality import Contrastive, measure_distances
 from lofo_rl.types import Array, Tree
 
 LOFO = REGISTRY["minigrid/dyna_q/lofo"]
@@ -106,7 +106,7 @@ def main() -> None:
         assert np.allclose(points, quick.embed(params, pairs.table), atol=1e-6)
         points = points[starts]
         gaps = np.linalg.norm(points[:, None] - points, axis=-1)[np.triu_indices(len(points), 1)]
-        told = diagnose(MINIGRID_LOCALITY, params, pairs, key_diagnose)
+        told = measure_distances(MINIGRID_LOCALITY, params, pairs, key_diagnose)
         print(
             f"seed {seed}: closest {gaps.min():.5f}, median {np.median(gaps):.3f}, median of a step "
             f"{told['step_q50']:.4f}, loss {metrics['loss']:.3f}; pairs closer than "
