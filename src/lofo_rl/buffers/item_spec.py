@@ -6,6 +6,7 @@ none, and are held as float32, int32 and bool.
 """
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -17,6 +18,7 @@ from lofo_rl.buffers.arrays import as_array
 from lofo_rl.types import LofoError, Step, Transition, Tree
 
 Leaf = NDArray[Any]
+ndarray = np.ndarray
 
 WIDTH = {bool: np.bool_, int: np.int32, float: np.float32}  # of Python's numbers
 RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # kinds a leaf may have; the lower fit the higher
@@ -99,6 +101,8 @@ class ItemSpec:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype[Any], ...]
     keys: tuple[Any, ...] | None = dataclasses.field(default=None, compare=False)  # of a flat dict
+    take: Any = dataclasses.field(default=None, compare=False, repr=False)  # a flat dict's leaves
+    forms: tuple[Any, ...] = dataclasses.field(default=(), compare=False, repr=False)  # see _form
 
     @classmethod
     def of(cls, item: Tree) -> Self:
@@ -126,7 +130,13 @@ class ItemSpec:
     @classmethod
     def _make(cls, root: Node, names: Any, shapes: Any, dtypes: Any) -> Self:
         is_flat = root.kind is dict and all(child.kind is None for child in root.children)
-        return cls(root, names, tuple(shapes), tuple(dtypes), root.names if is_flat else None)
+        keys = root.names if is_flat else None
+        take = None
+        if keys is not None:
+            is_one = len(keys) == 1
+            take = (lambda item: (item[keys[0]],)) if is_one else operator.itemgetter(*keys)
+        forms = tuple(_form(*pair) for pair in zip(shapes, dtypes, strict=True))
+        return cls(root, names, tuple(shapes), tuple(dtypes), keys, take, forms)
 
     @property
     def num_bytes(self) -> int:
@@ -140,7 +150,7 @@ class ItemSpec:
         """The item's leaves as they are, if its containers fit."""
         if self.keys is not None and type(item) is dict and len(item) == len(self.keys):
             try:  # the usual case, without a walk over the nodes
-                return [item[key] for key in self.keys]
+                return list(self.take(item))
             except KeyError:
                 pass
         leaves: list[Any] = []
@@ -150,10 +160,15 @@ class ItemSpec:
     def fit(self, item: Tree) -> list[Any]:
         """The item's leaves, each of the first item's shape, and of a value its dtype can hold."""
         leaves = self.leaves(item)
-        for i, x in enumerate(leaves):
-            if type(x) is np.ndarray and x.dtype == self.dtypes[i] and x.shape == self.shapes[i]:
+        # The usual leaves are passed without a call; zip is not strict because that takes time.
+        for x, (dtype, shape, exact, plain, low, high) in zip(leaves, self.forms):  # noqa: B905
+            kind = type(x)
+            if kind is ndarray:
+                if x.dtype == dtype and x.shape == shape:
+                    continue
+            elif kind is exact or (kind is plain and low < x < high):
                 continue
-            leaves[i] = self._convert(i, x)
+            return [self._convert(i, x) for i, x in enumerate(leaves)]
         return leaves
 
     def fit_batch(self, items: Tree) -> tuple[list[Leaf], int]:
@@ -218,15 +233,6 @@ class ItemSpec:
 
     def _convert(self, i: int, leaf: Any) -> Any:
         """One leaf of one item as its column can hold it."""
-        dtype, kind = self.dtypes[i], type(leaf)
-        if kind is float and not self.shapes[i] and dtype == np.float32:
-            if -LARGEST_FLOAT32 < leaf < LARGEST_FLOAT32 or leaf - leaf != 0:  # inf and NaN stay
-                return leaf
-        elif not self.shapes[i] and (
-            (kind is bool and dtype.kind == "b")
-            or (isinstance(leaf, np.generic) and leaf.dtype == dtype)
-        ):
-            return leaf
         x = _as_array(self.names[i], leaf)
         return self._cast(i, x, x.shape)
 
@@ -244,7 +250,9 @@ class ItemSpec:
                     return cast
             elif np.array_equal(cast, x):
                 return cast
-        raise LofoError(f"leaf {name} is {_form(x)}, which the first item's {dtype} cannot hold")
+        raise LofoError(
+            f"leaf {name} is {_words_of(x)}, which the first item's {dtype} cannot hold"
+        )
 
 
 def observation_of(item: Tree) -> Any:
@@ -296,7 +304,7 @@ def _as_array(name: str, leaf: Any) -> Leaf:
         raise LofoError(f"leaf {name} is a {kind.__name__}, in the first item it was a number")
     x = as_array(f"leaf {name}", leaf)
     if x.dtype.kind not in RANK:
-        raise LofoError(f"leaf {name} is {_form(x)}: items hold numbers and arrays of numbers")
+        raise LofoError(f"leaf {name} is {_words_of(x)}: items hold numbers and arrays of numbers")
     return x
 
 
@@ -318,7 +326,7 @@ def _first_of_batch(name: str, leaf: Any) -> Leaf:
     return first
 
 
-def _form(x: Leaf) -> str:
+def _words_of(x: Leaf) -> str:
     return f"{x.dtype} {x if x.ndim == 0 else list(x.shape)}"
 
 
@@ -328,6 +336,24 @@ def _words(kind: type | None, names: tuple[Any, ...]) -> str:
     if kind is dict:
         return f"a dict of {list(names)}"
     return f"a {kind.__name__} of {len(names)}"
+
+
+def _form(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    """What `fit` compares: dtype, shape; and of a column of numbers the class that is held as it
+    is, the class of Python's numbers, and the bounds between which these are held, too."""
+    exact: Any = None
+    plain: Any = None
+    low = high = 0.0
+    if not shape:
+        exact = dtype.type
+        if dtype.kind == "b":
+            plain, low, high = bool, -1, 2
+        elif dtype.kind in "iu":
+            plain, low, high = int, np.iinfo(dtype).min - 1, np.iinfo(dtype).max + 1
+        elif dtype.type in (np.float32, np.float64):
+            plain, high = float, LARGEST_FLOAT32 if dtype.type is np.float32 else np.inf
+            low = -high
+    return dtype, shape, exact, plain, low, high
 
 
 def _new_dataclass(kind: type, names: tuple[str, ...], parts: list[Any]) -> Any:
