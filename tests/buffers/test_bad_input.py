@@ -616,14 +616,20 @@ def test_the_sizes_that_were_told_are_the_sizes_taken(rule, window):
     """A full buffer of real size takes what `describe` said, up to what Python itself takes."""
     import tracemalloc
 
-    capacity, rng = 20_000, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     item = {"x": np.zeros((10_000, 6), np.float32), "y": np.zeros(10_000)}
+
+    def filled():
+        buffer = ReplayBuffer(rule, 20_000, window=window)
+        for _ in range(3):
+            buffer.extend(item, embedding=rng.uniform(size=(10_000, 8)))
+        return buffer
+
+    filled()  # loads compiled functions, which take memory, too
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        buffer = ReplayBuffer(rule, capacity, window=window)
-        for _ in range(3):
-            buffer.extend(item, embedding=rng.uniform(size=(10_000, 8)))
+        buffer = filled()
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

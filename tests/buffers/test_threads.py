@@ -254,10 +254,10 @@ def test_an_interrupt_that_is_interrupted_says_so_until_clear():
         raise KeyboardInterrupt
 
     finish, buffer._ledger.finish = buffer._ledger.finish, fail
-    add, buffer._ledger.add = buffer._ledger.add, fail
+    add, buffer._ledger.add_one = buffer._ledger.add_one, fail
     with pytest.raises(KeyboardInterrupt):
         buffer.add({"x": 2})
-    buffer._ledger.finish, buffer._ledger.add = finish, add
+    buffer._ledger.finish, buffer._ledger.add_one = finish, add
     for call in (lambda: buffer.add({"x": 2}), lambda: buffer.sample(1), lambda: buffer.save("x")):
         with pytest.raises(LofoError, match=r"in the middle of a change.*clear\(\)"):
             call()

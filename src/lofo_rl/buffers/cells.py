@@ -7,7 +7,6 @@ included, so the cells around a point hold all its neighbours.
 from array import array
 from functools import cache
 from itertools import pairwise, product
-from math import ceil, log2
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 Rows = NDArray[np.int64]
 Points = NDArray[np.float32]
 
-MOST_AXES = 5
+MOST_AXES = 7
 GROUP = np.int64(-4417276706812531889)  # moves the cells of a group away from those of others
 BLOCK = 1 << 16  # rows projected at once, so that their float64 copies stay small
 
@@ -32,33 +31,44 @@ def kernels() -> Any:
 
 
 class Projection:
-    """From points to cells a little wider than the radius.
+    """From points to cells at least as wide as the radius, on the first columns of a basis.
 
     An orthonormal projection and a clip never increase a distance. Coordinates are clipped where
     float64 could no longer separate cells; a key may wrap around, which only adds candidates.
     """
 
-    def __init__(self, basis: NDArray[np.float64], radius: float) -> None:
-        if basis.ndim != 2 or not 1 <= basis.shape[1] <= MOST_AXES:
+    def __init__(
+        self, basis: NDArray[np.float64], radius: float, num_axes: int = 0, width: int = 1
+    ) -> None:
+        """`width` is that of a cell in radii: 1 or 2. All columns are axes unless `num_axes`."""
+        num_axes = num_axes or basis.shape[-1]
+        if basis.ndim != 2 or not 1 <= num_axes <= min(MOST_AXES, basis.shape[1]):
             raise ValueError(f"a basis {basis.shape} must have 1 to {MOST_AXES} columns")
-        embedding_size, num_axes = basis.shape
-        if not np.allclose(basis.T @ basis, np.eye(num_axes), atol=1e-5):
+        embedding_size, num_columns = basis.shape
+        if not np.allclose(basis.T @ basis, np.eye(num_columns), atol=1e-5):
             raise ValueError(f"the columns of the basis {basis} must be orthonormal")
         edge = radius * (1 + 2.0**-10 + embedding_size * 2.0**-22)
-        self.basis = np.ascontiguousarray(basis / edge)  # [D, K]
+        self.num_axes, self.width = num_axes, width
+        self.basis = np.ascontiguousarray(basis / edge)  # [D, A], to radii
         self.reach = radius * 2.0**39 / embedding_size**1.5
         self.strides = np.left_shift(1, 60 // num_axes * np.arange(num_axes))  # [K]
-        steps = np.array(list(product((-1, 0, 1), repeat=num_axes)))
-        self.offsets = np.sort(steps @ self.strides)  # [3^K] to the keys of the cells around
+        steps = np.array(list(product((-1, 0, 1) if width == 1 else (0, 1), repeat=num_axes)))
+        self.offsets = np.sort(steps @ self.strides)  # to the keys of the cells around
 
-    def keys(self, points: Points, groups: Rows | None = None) -> Any:
+    def keys(self, points: Points, groups: Rows | None = None, shift: float = 0.0) -> Any:
         """The key of each point's cell: [..., D] -> [...] int64; groups have cells of their own."""
         clipped = points.astype(np.float64).clip(-self.reach, self.reach)
-        keys = np.floor(clipped @ self.basis).astype(np.int64) @ self.strides
+        places = clipped @ self.basis[:, : self.num_axes] / self.width - shift
+        keys = np.floor(places).astype(np.int64) @ self.strides
         if groups is None:
             return keys
         with np.errstate(over="ignore"):
             return keys + groups * GROUP
+
+    def around(self, points: Points, groups: Rows | None = None) -> Any:
+        """The keys of the cells around each point, [..., 3^K], or 2^K if cells are wide."""
+        shift = 0.0 if self.width == 1 else 0.5
+        return self.keys(points, groups, shift)[..., None] + self.offsets
 
 
 class Cells(Protocol):
@@ -66,7 +76,12 @@ class Cells(Protocol):
 
     worth: ClassVar[float]  # looking at one row of all costs this share of one candidate
     lookup: ClassVar[float]  # looking one cell up costs as much as so many candidates
+    share: ClassVar[float]  # passing a row of a cell over costs this share of one candidate
+    most_axes: ClassVar[int]
+    kept: ClassVar[tuple[float, ...]]  # by number of axes, the share of the cells that is read
+    width: ClassVar[int]  # of a cell, in radii
     num_axes: int
+    lookups: float  # what a query costs beside what it looks at
 
     def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
         """Some rows among which are all that are near, in no order; how many were looked at."""
@@ -86,9 +101,14 @@ class ListedCells:
 
     worth: ClassVar[float] = 0.05
     lookup: ClassVar[float] = 3.0
+    share: ClassVar[float] = 1.0
+    most_axes: ClassVar[int] = 5
+    width: ClassVar[int] = 1
+    kept: ClassVar[tuple[float, ...]] = (1.0,) * 6
 
     def __init__(self, projection: Projection, points: Points, groups: Rows, size: int) -> None:
-        self.num_axes = len(projection.strides)
+        self.num_axes = projection.num_axes
+        self.lookups = self.lookup * len(projection.offsets)
         self._projection, self._is_grouped = projection, len(groups) > 0
         self._keys = np.empty(len(points), np.int64)  # [C]
         for start in range(0, size, BLOCK):
@@ -128,38 +148,64 @@ class ListedCells:
 
 
 class LinkedCells:
-    """A hash table of linked rows, read and written by compiled functions.
+    """A hash table of chunks of rows, read and written by compiled functions.
 
     Memory: 12 to 16 bytes for each live row.
     """
 
-    worth: ClassVar[float] = 0.35
-    lookup: ClassVar[float] = 0.7
+    worth: ClassVar[float] = 0.3
+    lookup: ClassVar[float] = 2.2
+    share: ClassVar[float] = 1 / 7
+    most_axes: ClassVar[int] = 7
+    width: ClassVar[int] = 2
+    # Of the 2^K cells around a point, the mean share that is less than a radius away.
+    kept: ClassVar[tuple[float, ...]] = 1.0, 1.0, 0.946, 0.86, 0.756, 0.65, 0.547, 0.46
 
     def __init__(self, projection: Projection, points: Points, groups: Rows, size: int) -> None:
-        self.num_axes = len(projection.strides)
+        self.num_axes = projection.num_axes
+        self.lookups = 0.0  # the chunks that are looked at are counted
         self._kernels: Any = kernels()
         self._points, self._groups = points, groups
-        self._links = np.empty((len(points), 2), np.int32)  # [C] tag of the cell, row + 1 of next
-        self._grid = projection.offsets, projection.basis, projection.reach, projection.strides
-        self._first = np.empty(len(projection.offsets), np.int32)
-        self.table: tuple[Any, ...] = ()
+        own, basis = self._kernels, projection.basis
+        self._num_fine = basis.shape[1]
+        self.numbers = np.zeros(own.BASIS + len(basis) * own.AXES)
+        self.numbers[own.BASIS :].reshape(-1, own.AXES)[:, : self._num_fine] = basis
+        self.numbers[own.LOW], self.numbers[own.TOP] = -np.inf, np.inf  # NumPy decides all
+        self.numbers[own.REACH] = projection.reach
         self.grow(size)
 
     def grow(self, size: int) -> None:
-        """Link all live rows in a table that holds at least twice as many."""
-        num_bits = max(4, ceil(log2(2 * size + 1)))
-        heads = np.zeros(1 << num_bits, np.int32)  # row + 1 of the first row of each hash
-        self.table = self._links, heads, 64 - num_bits, *self._grid, self._first
-        self._kernels.link_all(self._points, self._groups, size, *self.table)
+        """Enter all live rows into a table that has room for more."""
+        own = self._kernels
+        self.table = np.zeros(0, np.int32)  # so that there are never two of them
+        num_slots = 1 << max(self.num_axes, (size // own.LOAD).bit_length())
+        most = min(num_slots * own.LOAD, len(self._points))  # rows before the table must grow
+        most = most // own.ENTRIES + num_slots + 2  # chunks for them; 0 stands for none
+        self.table = aligned((16 * most + num_slots,), np.int32)
+        self.table[16 * most :] = 0
+        self.book = own.book_of(self.num_axes, self._num_fine, 16 * most, num_slots)
+        own.link_all(self._points, self._groups, size, self.table, self.book, self.numbers)
 
     def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
-        """All rows of the cells around the point, and how many they are."""
-        found = self._kernels.gather(self._points, self._groups, point, group, *self.table)
-        return found, len(found)
+        """Rows of the cells around the point, and how many chunks and rows were looked at."""
+        return self._kernels.gather(
+            self._points, point, group, 0, self.table, self.book, self.numbers
+        )
 
     def put(self, row: int, point: Points, group: int, *, is_fresh: bool) -> None:
         """Move the row from the cell of its old point, if it had one, to that of the new one."""
-        if is_fresh and row >= len(self.table[1]):
+        own = self._kernels
+        if is_fresh and row >= own.LOAD * self.book[own.NUM_SLOTS]:
             self.grow(row)
-        self._kernels.move(self._points, self._groups, row, point, group, is_fresh, *self.table)
+        own.move(
+            self._points, self._groups, row, point, group, is_fresh,
+            self.table, self.book, self.numbers,
+        )  # fmt: skip
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Memory that begins with a line of cache, and that the system hands out as it is written."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from lofo_rl.buffers.arrays import as_array
 from lofo_rl.buffers.cells import Points, Rows
-from lofo_rl.buffers.neighbors import Automatic, check_radius, checked_points
+from lofo_rl.buffers.neighbors import (
+    REFERRED,
+    REFUSED,
+    Automatic,
+    check_radius,
+    checked_points,
+)
 from lofo_rl.buffers.rules import Fifo, Local, Rule
 from lofo_rl.types import LofoError
 
@@ -22,6 +28,7 @@ Forms = dict[str, tuple[tuple[int, ...], Any]]  # name -> shape, dtype of an arr
 COUNTS = ("size", "clock", "evictions", "overflow", "near_total")
 NO_ROWS: Rows = np.zeros(0, np.int64)
 NO_ROWS.flags.writeable = False
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class Ledger:
@@ -35,6 +42,9 @@ class Ledger:
         self.size = self.clock = self.evictions = self.overflow = self.near_total = 0
         self.index: Automatic | None = None  # made when the first embedding shows its size
         self._queue, self._taken, self._queued = NO_ROWS, 0, 0  # see `oldest`
+        self._is_ring, self._is_compiled = type(rule) is Fifo, False
+        self._limit = min(int(rule.limit), capacity + 1) if isinstance(rule, Local) else 0
+        self._shape: tuple[int] | None = None  # of an embedding
 
     @property
     def embedding_size(self) -> int:
@@ -43,17 +53,37 @@ class Ledger:
 
     def checked(self, embedding: Any) -> Points:
         """An embedding as a float32 array [1, D], in memory of its own."""
-        if (
-            self.index is not None
-            and type(embedding) is np.ndarray
-            and embedding.dtype == np.float32
-            and embedding.shape == (self.index.embedding_size,)
-        ):
-            point = embedding.reshape(1, -1).copy()
-            if point[0].dot(point[0]) <= 2.0**110:  # not with NaN or infinity
-                return point
+        if type(embedding) is np.ndarray and embedding.shape == self._shape:
+            if embedding.dtype == FLOAT32:
+                # A compiled insert refuses NaN, infinity and what is too long.
+                if self._is_compiled or embedding.dot(embedding) <= 2.0**110:
+                    return embedding.copy()[None]
+            elif embedding.dtype == FLOAT64 and embedding.dot(embedding) <= 2.0**110:
+                return embedding.astype(np.float32)[None]
         point = as_array("an embedding", embedding)[None]
         return checked_points(point, self.embedding_size or None)
+
+    def add_one(
+        self, points: Points | None, groups: Rows | None, rng: np.random.Generator, rows: Rows
+    ) -> int:
+        """Take a row for one sample: `add` of a batch of one, which also returns the row."""
+        if self._is_ring:
+            rows[0] = row = self.clock % self.capacity  # from here on, nothing is called
+            self.stamp[row] = self.clock
+            self.clock += 1
+            if self.size < self.capacity:
+                self.size += 1
+            else:
+                self.evictions += 1
+            return row
+        if self._is_compiled and points is not None:
+            num, row, stopped = self._insert(points, NO_ROWS if groups is None else groups, rows)
+            if num:
+                return row
+            if stopped == REFUSED:
+                checked_points(points)
+        self.add(points, groups, rng, rows)
+        return int(rows[0])
 
     def add(
         self, points: Points | None, groups: Rows | None, rng: np.random.Generator, rows: Rows
@@ -63,19 +93,16 @@ class Ledger:
         `points` [n, D] are checked embeddings. If it does not come to its end, call `finish`.
         """
         if points is not None and self.index is None:
-            radius = _radius_of(self.rule)
-            shape = self.capacity, points.shape[1], radius
-            self.index = Automatic(*shape, is_grouped=self.is_grouped)
-        if type(self.rule) is Fifo:
+            self._make_index(points.shape[1])
+        if self._is_ring:
             self._add_in_order(rows)
             return
         begin, num, own = self.clock, len(rows), NO_ROWS if groups is None else groups
-        is_compiled = type(self.rule) is Local and self.index is not None and self.index.is_compiled
         while (done := self.clock - begin) < num:
-            if is_compiled:
+            if self._is_compiled:
                 assert points is not None
-                left = slice(done, num)
-                if self._insert(points[left], own[left], rows[left]):
+                _, _, stopped = self._insert(points[done:], own[done:], rows[done:])
+                if stopped != REFERRED:
                     continue
                 done = self.clock - begin
             point = None if points is None else points[done]
@@ -153,9 +180,15 @@ class Ledger:
             setattr(self, name, counts[name])
         self.stamp[: self.size] = stamp
         if "embedding" in arrays:
-            shape = self.capacity, counts["embedding_size"], _radius_of(self.rule)
-            self.index = Automatic(*shape, is_grouped=self.is_grouped)
+            self._make_index(counts["embedding_size"])
+            assert self.index is not None
             self.index.fill(arrays["embedding"], arrays.get("group"))
+
+    def _make_index(self, embedding_size: int) -> None:
+        shape = self.capacity, embedding_size, _radius_of(self.rule)
+        self.index = Automatic(*shape, is_grouped=self.is_grouped)
+        self._is_compiled = type(self.rule) is Local and self.index.is_compiled
+        self._shape = (embedding_size,)
 
     def _add_in_order(self, rows: Rows) -> None:
         """`Fifo.choose` for many samples at once."""
@@ -172,17 +205,23 @@ class Ledger:
         self.size += num_fresh
         self.evictions += num - num_fresh
 
-    def _insert(self, points: Points, groups: Rows, rows: Rows) -> bool:
-        """`Local.choose` in one compiled call; False where it leaves a sample to NumPy."""
-        assert self.index is not None and isinstance(self.rule, Local)
+    def _insert(self, points: Points, groups: Rows, rows: Rows) -> tuple[int, int, int]:
+        """`Local.choose` for n samples in one compiled call, which may stop early.
+
+        Returns how many samples were added, the row of the last one, and why it stopped.
+        """
+        index = self.index
+        assert index is not None
         spare = self.oldest() if self.size == self.capacity else -1
-        limit, stamp = min(int(self.rule.limit), self.capacity + 1), self.stamp
-        done = self.index.insert(points, groups, limit, spare, stamp, self.clock, rows)
-        self.size, self.clock = done.size, self.clock + done.num
-        self.evictions += done.evicted
-        self.overflow += done.overflow
-        self.near_total += done.near_total
-        return done.num > 0 or done.is_growing
+        num, num_fresh, num_near, overflow, stopped, row = index.insert(
+            points, groups, rows, self._limit, spare, self.stamp, self.clock
+        )
+        self.size += num_fresh
+        self.clock += num
+        self.evictions += num - num_fresh
+        self.overflow += overflow
+        self.near_total += num_near
+        return num, row, stopped
 
     def _add_one(
         self, point: Points | None, group: int, rng: np.random.Generator, row: Rows

@@ -6,20 +6,20 @@ and compiled code only choose, with room for rounding, which rows are put to tha
 The live rows are the prefix `[0, size)`, as everywhere in this library.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lofo_rl.buffers.arrays import as_array
 from lofo_rl.buffers.cells import (
-    MOST_AXES,
     Cells,
     LinkedCells,
     ListedCells,
     Points,
     Projection,
     Rows,
+    aligned,
     kernels,
 )
 from lofo_rl.types import LofoError
@@ -29,18 +29,9 @@ FEWEST = 2048  # with fewer rows a look at all of them is cheapest
 WINDOW = 1024  # queries over which a grid is judged
 SAMPLE = 1 << 14  # points from which the cost of a grid is predicted
 NO_GROUPS = np.zeros(0, np.int64)
-
-
-class Inserted(NamedTuple):
-    """What a compiled call did with the first samples of a batch."""
-
-    num: int  # samples inserted
-    size: int  # live rows now
-    evicted: int  # rows that were replaced
-    near_total: int  # neighbours of the inserted samples
-    num_candidates: int
-    overflow: int  # 1 if one of them took the spare row
-    is_growing: bool  # it stopped because the table of cells was full, and has grown since
+# Why a compiled insert stopped: at the end, or before a second point that wants a spare row; at a
+# point that NumPy has to decide; to let the table of cells grow; at a point that is too long.
+ON, REFERRED, FULL, REFUSED = 0, 1, 2, 3
 
 
 def oldest_near(
@@ -69,7 +60,7 @@ class Exhaustive:
         # Twice the worst rounding of |a|² - 2ab + |b|² in float32, relative to |a|² + |b|².
         self._slack = (embedding_size + 8) * 2.0**-22
         self._bound = np.float32(radius) ** 2
-        self._points: Points = np.empty((capacity, embedding_size), np.float32)  # [C, D]
+        self._points: Points = aligned((capacity, embedding_size), np.float32)  # [C, D]
         self._norms: Points = np.empty(capacity, np.float32)  # [C] squared, lowered by the slack
         self._groups: Rows = np.zeros(capacity, np.int64) if is_grouped else NO_GROUPS  # [C]
 
@@ -106,7 +97,8 @@ class Exhaustive:
             raise LofoError(f"row {np.argmin(~(norms <= LARGEST**2))} is not finite or too large")
         self.size = len(rows)
         self._points[: self.size] = rows
-        self._norms[: self.size] = norms * (1 - self._slack)
+        if len(self._norms):
+            self._norms[: self.size] = norms * (1 - self._slack)
         if groups is not None:
             self._groups[: self.size] = groups
 
@@ -128,7 +120,8 @@ class Exhaustive:
 
     def _store(self, row: int, point: Points, group: int) -> None:
         self._points[row] = point
-        self._norms[row] = float(point.dot(point)) * (1 - self._slack)
+        if len(self._norms):
+            self._norms[row] = float(point.dot(point)) * (1 - self._slack)
         if len(self._groups):
             self._groups[row] = group
         self.size = max(self.size, row + 1)
@@ -173,8 +166,8 @@ class Grid(Exhaustive):
         axes = np.eye(embedding_size)[:, :num_axes] if basis is None else np.asarray(basis, float)
         if axes.shape[:1] != (embedding_size,):
             raise ValueError(f"a basis {axes.shape} must have {embedding_size} rows")
-        self._projection = Projection(axes, self.radius)
         self._kind = _kind(compiled)
+        self._projection = Projection(axes, self.radius, width=self._kind.width)
         self._cells: Cells = self._kind(self._projection, self._points, self._groups, 0)
         self.num_queries = self.num_candidates = 0
 
@@ -212,19 +205,20 @@ class Automatic(Exhaustive):
     ) -> None:
         super().__init__(capacity, embedding_size, radius, is_grouped=is_grouped)
         self._kind = _kind(compiled)
-        self._kernels: Any = kernels() if self._kind is LinkedCells else None
+        self._kernels: Any = None
+        if self._kind is LinkedCells:
+            self._kernels, self._norms = kernels(), np.zeros(0, np.float32)  # no norms are needed
         self._cells: Cells | None = None
         self.num_queries = self.num_candidates = self.num_switches = 0
         self._patience = FEWEST  # puts until the next review
-        self._asked, self._spent = 0, 0.0  # queries of the present window, and their cost
+        self._since = 0, 0  # queries and candidates when the present window began
+        self._allowed = 0.0  # candidates beyond which a compiled insert has the grid judged
         # The compiled sum of squares may differ from NumPy's by this share.
         margin = max(1e-5, (embedding_size + 8) * 2.0**-22)
         square = float(self._bound)
-        self._bounds = np.float32(square * (1 - margin)), np.float32(square * (1 + margin))
-        self._no_table = (
-            np.zeros((0, 2), np.int32), np.zeros(0, np.int32), 0, np.zeros(0, np.int64),
-            np.zeros((embedding_size, 0)), 0.0, np.zeros(0, np.int64), np.zeros(0, np.int32),
-        )  # fmt: skip
+        self._bounds = square * (1 - margin), square * (1 + margin)
+        self._no_table = np.zeros(0, np.int32), np.zeros(0, np.int64), np.array(self._bounds)
+        self._table: tuple[Any, ...] = self._no_table
 
     @property
     def num_axes(self) -> int:
@@ -246,66 +240,80 @@ class Automatic(Exhaustive):
         self,
         points: Points,
         groups: Rows,
+        rows: Rows,
         limit: int,
         spare: int,
         stamps: Rows,
         clock: int,
-        rows: Rows,
-    ) -> Inserted:
-        """Insert checked points [n, D] under local forgetting in one compiled call.
+    ) -> tuple[int, int, int, int, int, int]:
+        """Insert points [n, D] under local forgetting in one compiled call.
 
         `spare` is the oldest row if the buffer is full, else -1. Writes the stamps of the rows that
-        were taken, and those rows [n]. It may stop early, even before the first sample: one that
-        NumPy has to decide, a second one that wants a spare row, or a review of the index.
+        were taken, and those rows [n]. It may stop early, even before the first point.
+        Returns how many points it inserted, how many of them took a fresh row, the sum of their
+        neighbors, how many took the spare row, why it stopped, and the row of the last one.
         """
-        num = min(len(points), max(self._patience, 1))
-        table = self._no_table if self._cells is None else self._cells.table  # type: ignore[attr-defined]  # linked
-        done = Inserted(
-            *self._kernels.insert(
-                points[:num], groups, limit, spare, *self._bounds, rows, self._points, self._norms,
-                stamps, self._groups, self.size, clock, 1 - self._slack, *table,
-            )
+        if len(points) > self._patience:
+            points = points[: max(self._patience, 1)]
+        num, num_fresh, num_near, looked_at, overflow, stopped, row = self._kernels.insert(
+            points, groups, rows, self._points, stamps, self._groups, *self._table,
+            limit, spare, self.size, clock,
         )  # fmt: skip
-        self.size = done.size
-        self.num_queries += done.num
-        self.num_candidates += done.num_candidates
-        if self._cells is not None:
-            if done.is_growing:
-                self._cells.grow(self.size)  # type: ignore[attr-defined]  # linked
-            self._watch(done.num_candidates, done.num)
-        self._count_puts(done.num)
-        return done
+        self.size += num_fresh
+        self.num_queries += num
+        self.num_candidates += looked_at
+        self._patience -= num
+        if stopped == FULL:
+            self._cells.grow(self.size)  # type: ignore[union-attr]  # linked
+            self._use(self._cells)
+        elif self.num_candidates > self._allowed and self._cells is not None:
+            self._watch()
+        if self._patience <= 0:
+            self._review()
+        return num, num_fresh, num_near, overflow, stopped, row
 
     def _store(self, row: int, point: Points, group: int) -> None:
         if self._cells is not None:
             self._cells.put(row, point, group, is_fresh=row == self.size)
+            self._use(self._cells)  # its table may have grown
         super()._store(row, point, group)
-        self._count_puts(1)
+        self._patience -= 1
+        if self._patience <= 0:
+            self._review()
 
     def _near(self, point: Points, group: int) -> Rows:
         self.num_queries += 1
-        if self._cells is None:
+        if self._kernels is not None:
+            rows, num_candidates = self._kernels.gather(
+                self._points, point, group, self.size, *self._table
+            )
+        elif self._cells is None:
             self.num_candidates += self.size
             return super()._near(point, group)
-        rows, num_candidates = self._cells.candidates(point, group)
+        else:
+            rows, num_candidates = self._cells.candidates(point, group)
         self.num_candidates += num_candidates
-        self._watch(num_candidates, 1)
+        if self._cells is not None:
+            self._watch()
         return np.sort(self._test(rows, point, group))
 
-    def _watch(self, num_candidates: int, num_queries: int) -> None:
+    def _watch(self) -> None:
         """Give the grid up as soon as a window of queries has cost more than it would without."""
-        assert self._cells is not None
-        if self._asked >= WINDOW:
-            self._asked, self._spent = 0, 0.0
-        self._asked += num_queries
-        self._spent += num_candidates + num_queries * self._kind.lookup * 3**self._cells.num_axes
-        if self._spent > max(self._asked, WINDOW) * self._kind.worth * self.size:
+        asked, spent = self._in_window()
+        if spent > max(asked, WINDOW) * self._kind.worth * self.size:
             self._switch(None)
+        elif asked >= WINDOW:
+            self._begin_window()
 
-    def _count_puts(self, num: int) -> None:
-        self._patience -= num
-        if self._patience <= 0:
-            self._review()
+    def _in_window(self) -> tuple[int, float]:
+        """The queries of the present window, and their cost."""
+        asked = self.num_queries - self._since[0]
+        lookups = 0.0 if self._cells is None else self._cells.lookups
+        return asked, self.num_candidates - self._since[1] + asked * lookups
+
+    def _begin_window(self) -> None:
+        self._since = self.num_queries, self.num_candidates
+        self._allowed = self.num_candidates + WINDOW * self._kind.worth * self.size
 
     def _review(self) -> None:
         """Predict what a grid on today's principal axes would cost, and move to it if it pays.
@@ -318,15 +326,24 @@ class Automatic(Exhaustive):
             return
         present = self._kind.worth * self.size
         if self._cells is not None:  # another grid must also be worth the move
-            present = 0.5 * self._spent / max(self._asked, 1)
-        cost, projection = _cheapest(self.points, self.groups, self.radius, self._kind.lookup)
+            asked, spent = self._in_window()
+            present = 0.5 * spent / max(asked, 1)
+        cost, projection = _cheapest(self.points, self.groups, self.radius, self._kind)
         if cost < present:
             self._switch(self._kind(projection, self._points, self._groups, self.size))
 
     def _switch(self, cells: Cells | None) -> None:
         self.num_switches += cells is not self._cells
         self._cells = cells
-        self._asked, self._spent = 0, 0.0
+        self._use(cells)
+        self._begin_window()
+
+    def _use(self, cells: Cells | None) -> None:
+        """Let compiled inserts look at the table of these cells."""
+        self._table = self._no_table
+        if isinstance(cells, LinkedCells):
+            cells.numbers[:2] = self._bounds
+            self._table = cells.table, cells.book, cells.numbers
 
 
 def check_radius(radius: Any) -> None:
@@ -368,26 +385,43 @@ def _kind(compiled: bool | None) -> type[ListedCells] | type[LinkedCells]:
 
 
 def _cheapest(
-    points: Points, groups: Rows | None, radius: float, lookup: float
+    points: Points, groups: Rows | None, radius: float, kind: type[Cells]
 ) -> tuple[float, Projection]:
     """The number of principal axes on which a query would cost least, and that cost."""
     chosen = np.linspace(0, len(points) - 1, min(len(points), SAMPLE)).astype(np.int64)
     sample, own = points[chosen], None if groups is None else groups[chosen]
-    _, vectors = np.linalg.eigh(np.cov(sample, rowvar=False).reshape(2 * sample.shape[1:]))
-    most = min(MOST_AXES, sample.shape[1])
-    trials = [Projection(vectors[:, ::-1][:, :k], radius) for k in range(1, most + 1)]
+    squares, vectors = np.linalg.eigh(np.cov(sample, rowvar=False).reshape(2 * sample.shape[1:]))
+    num_wide = int(np.count_nonzero(squares > radius**2 / 4))  # no other axis tells points apart
+    basis = vectors[:, ::-1][:, : min(max(num_wide, 1), 8)]
+    most = min(kind.most_axes, basis.shape[1])
+    trials = [Projection(basis, radius, k, kind.width) for k in range(1, most + 1)]
+    scale = len(points) / len(sample)
     costs = [
-        lookup * len(trial.offsets) + _expected(sample, own, trial, len(points) / len(sample))
+        (kind.lookup * len(trial.offsets) + kind.share * _expected(sample, own, trial, scale))
+        * kind.kept[trial.num_axes]
         for trial in trials
     ]
-    return min(costs), trials[int(np.argmin(costs))]
+    best = int(np.argmin(costs))
+    cost = costs[best]
+    if kind.share < 1:
+        cost += scale * _fitting(sample @ trials[best].basis)
+    return cost, trials[best]
+
+
+def _fitting(places: NDArray[np.float64]) -> float:
+    """The mean points [n, A] that are less than a radius away on every axis."""
+    queries, others = places[:: len(places) // 32 + 1], places[:: len(places) // 4096 + 1]
+    is_near = np.ones((len(queries), len(others)), np.bool_)
+    for query, other in zip(queries.T, others.T, strict=True):
+        is_near &= np.abs(query[:, None] - other) < 1
+    return float(is_near.mean()) * len(places)
 
 
 def _expected(sample: Points, groups: Rows | None, projection: Projection, scale: float) -> float:
-    """The mean candidates of a query among `scale` times as many points."""
-    keys = projection.keys(sample, groups)
-    cells, members = np.unique(keys, return_counts=True)
-    wanted = keys[:: max(1, len(keys) // 128), None] + projection.offsets
+    """The mean rows in the cells around a point among `scale` times as many points."""
+    cells, members = np.unique(projection.keys(sample, groups), return_counts=True)
+    step = max(1, len(sample) // 128)
+    wanted = projection.around(sample[::step], None if groups is None else groups[::step])
     place = np.searchsorted(cells, wanted).clip(max=len(cells) - 1)
     found = np.where(cells[place] == wanted, members[place], 0).sum(-1).mean()
     return float(1 + scale * (found - 1))  # each asks from its own place, which does not scale

@@ -82,6 +82,7 @@ class ReplayBuffer:
         if group_by is not None and not (isinstance(group_by, str) or callable(group_by)):
             raise LofoError(f"group_by must name a leaf or be a function, got {group_by!r}")
         self._embed, self._group_by, self._sampler = _embedder(locality), group_by, sampler
+        self._is_embedding = self._embed is not None and rule.needs_embedding
         self._seed = _checked_size("seed", seed, least=0)
         self._is_grouped: bool | None = None  # open until the first sample, without group_by
         memory.require(
@@ -137,8 +138,7 @@ class ReplayBuffer:
         """
         if is_first is not False or is_last is not False:
             is_first, is_last = _flag("is_first", is_first), _flag("is_last", is_last)
-        is_embedded = embedding is None and self._rule.needs_embedding and self._embed is not None
-        if is_embedded and not (is_last or self._closes(item)):
+        if embedding is None and self._is_embedding and not (is_last or self._closes(item)):
             embedding = self._embed(observation_of(item))  # type: ignore[misc]  # there is one
         with self._lock:
             if self._is_changing:
@@ -147,7 +147,8 @@ class ReplayBuffer:
             leaves = spec.fit(item)
             if type(stream) is not int or stream or self._num_streams > 1:
                 stream = self._checked_stream(stream)
-            if self._steps is not None:
+            steps = self._steps
+            if steps is not None:
                 is_last = _mark(spec, leaves, is_first, is_last)
             elif is_last:
                 raise LofoError(
@@ -155,26 +156,29 @@ class ReplayBuffer:
                 )
             elif is_first:
                 _mark(spec, leaves, is_first, False)
-            row, point, groups = self._one_row, None, None
+            ledger, row, point, groups = self._ledger, self._one_row, None, None
             if not is_last:
-                point = self._point(embedding)
-                groups = self._groups(item, leaves, group, spec)
-            clock, size = self._ledger.clock, self._ledger.size
-            row[0] = self._capacity if is_last else -1
+                if self._rule.needs_embedding:
+                    point = self._point(embedding)
+                if group is not None or self._is_grouped:
+                    groups = self._groups(item, leaves, group, spec)
+            clock, size = ledger.clock, ledger.size
+            row[0] = start = self._capacity if is_last else -1
             self._is_changing = True
             try:
                 if is_last:
                     self._settle(spec)
                 else:
-                    self._settle(spec, point, groups is not None)
-                    self._ledger.add(point, groups, self._rng, row)
-                slot = start = int(row[0])
-                if self._steps is not None:
+                    if not clock or self._spec is None:  # the first one
+                        self._settle(spec, point, groups is not None)
+                    start = ledger.add_one(point, groups, self._rng, row)
+                slot = start
+                if steps is not None:
                     slot = self._extend_window(start, start < size, stream)
                 elif self._priorities is not None and start < self._capacity:
                     self._priorities.put(start, True)
                 if slot < self._num_slots:
-                    for column, leaf in zip(self._rows, leaves, strict=True):
+                    for column, leaf in zip(self._rows, leaves):  # noqa: B905  # strict takes time
                         column[slot] = leaf
             except BaseException:
                 batch = [np.asarray(leaf)[None] for leaf in leaves]
@@ -182,7 +186,7 @@ class ReplayBuffer:
                 self._finish(clock, point, groups, rows, batch, [stream], NO_ROWS)
                 raise
             self._is_changing = False
-            if not self._ledger.clock % REVIEWED:
+            if not ledger.clock % REVIEWED:
                 self._review()
 
     def extend(
