@@ -373,3 +373,24 @@ def test_a_rule_that_inherits_from_fifo_has_room_for_its_own_choice():
     for number in range(40):
         buffer.add({"id": number}, is_last=number % 7 == 6)
     assert buffer.metrics()["step_overflow"] == 0
+
+
+@pytest.mark.parametrize("draw", [1, 4])  # of a reservoir: a row, or refused at first
+@pytest.mark.parametrize("num", [1, 3, 5, 9])
+@pytest.mark.parametrize("before", [0, 2, 4])
+@pytest.mark.parametrize("rule", [Fifo(), Reservoir(), Local(0.1, 1)], ids=str)
+def test_a_batch_is_written_to_its_rows_however_these_lie(rule, before, num, draw):
+    """In one piece, around the end of the ring, more than once, beyond the last row."""
+    one, many = (ReplayBuffer(rule, 4) for _ in range(2))
+    for buffer in (one, many):
+        buffer._rng = Draws()
+        buffer._rng.number = 10**9 + draw
+        for number in range(before):
+            buffer.add({"id": number}, embedding=[float(number)])
+    ids = np.arange(10, 10 + num, dtype=np.int32)
+    points = np.array([[0.0], [1], [2], [3], [1], [1], [2], [0], [3]])[:num]
+    for number, point in zip(ids.tolist(), points, strict=True):
+        one.add({"id": number}, embedding=point)
+    many.extend({"id": ids}, embedding=points)
+    assert contents(one) == contents(many)
+    np.testing.assert_array_equal(one._rows[0], many._rows[0])

@@ -8,7 +8,7 @@ none, and are held as float32, int32 and bool.
 import dataclasses
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -146,25 +146,25 @@ class ItemSpec:
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         )
 
-    def leaves(self, item: Tree) -> list[Any]:
+    def leaves(self, item: Tree) -> Sequence[Any]:
         """The item's leaves as they are, if its containers fit."""
-        if self.keys is not None and type(item) is dict and len(item) == len(self.keys):
+        if self.take is not None and type(item) is dict and len(item) == len(self.shapes):
             try:  # the usual case, without a walk over the nodes
-                return list(self.take(item))
+                return self.take(item)
             except KeyError:
                 pass
         leaves: list[Any] = []
         self.root.flatten(item, leaves)
         return leaves
 
-    def fit(self, item: Tree) -> list[Any]:
+    def fit(self, item: Tree) -> Sequence[Any]:
         """The item's leaves, each of the first item's shape, and of a value its dtype can hold."""
         leaves = self.leaves(item)
         # The usual leaves are passed without a call; zip is not strict because that takes time.
         for x, (dtype, shape, exact, plain, low, high) in zip(leaves, self.forms):  # noqa: B905
             kind = type(x)
             if kind is ndarray:
-                if x.dtype == dtype and x.shape == shape:
+                if x.shape == shape and (x.dtype is dtype or x.dtype == dtype):
                     continue
             elif kind is exact or (kind is plain and low < x < high):
                 continue

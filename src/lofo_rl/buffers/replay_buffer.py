@@ -144,10 +144,12 @@ class ReplayBuffer:
             if self._is_changing:
                 self._check_whole()
             spec = self._spec or ItemSpec.of(item)
-            leaves = spec.fit(item)
+            leaves: Any = spec.fit(item)
             if type(stream) is not int or stream or self._num_streams > 1:
                 stream = self._checked_stream(stream)
             steps = self._steps
+            if steps is not None or is_first:
+                leaves = list(leaves)
             if steps is not None:
                 is_last = _mark(spec, leaves, is_first, is_last)
             elif is_last:
@@ -212,17 +214,20 @@ class ReplayBuffer:
             leaves, num = spec.fit_batch(items)
             if not num:
                 return
-            streams = self._checked_streams(stream, num)
-            firsts, lasts = _flags("is_first", is_first, num), _flags("is_last", is_last, num)
-            is_start = np.ones(num, np.bool_)
-            if self._steps is not None:
-                is_start = ~_mark_batch(spec, leaves, firsts, lasts)
-            elif lasts.any():
-                raise LofoError(
-                    "is_last=True adds the closing row of a window: transitions have none"
-                )
-            elif firsts.any():
-                _mark_batch(spec, leaves, firsts, lasts)
+            streams, is_start = NO_ROWS, np.ones(num, np.bool_)
+            if type(stream) is not int or stream or self._steps is not None:
+                streams = self._checked_streams(stream, num)
+            if is_first is not None or is_last is not None or self._steps is not None:
+                firsts = _flags("is_first", is_first, num)
+                lasts = _flags("is_last", is_last, num)
+                if self._steps is not None:
+                    is_start = ~_mark_batch(spec, leaves, firsts, lasts)
+                elif lasts.any():
+                    raise LofoError(
+                        "is_last=True adds the closing row of a window: transitions have none"
+                    )
+                elif firsts.any():
+                    _mark_batch(spec, leaves, firsts, lasts)
             points, groups = None, None
             if is_start.any():
                 points = self._points(embedding, is_start)
@@ -603,11 +608,18 @@ class ReplayBuffer:
 
     def _write_rows(self, rows: Rows, leaves: list[Leaf]) -> None:
         """Write the first items of a batch to their rows; of items in one row, the last."""
-        chosen = _last_of_each(rows, self._capacity)
-        for column, leaf in zip(self._rows, leaves, strict=True):
-            column[rows[chosen]] = leaf[: len(rows)][chosen]
+        num = len(rows)
+        start, last = (int(rows[0]), int(rows[-1])) if num else (0, 0)
+        if last - start == num - 1 and last < self._capacity and (rows[1:] > rows[:-1]).all():
+            for column, leaf in zip(self._rows, leaves, strict=True):
+                column[start : start + num] = leaf[:num]
+        else:  # NumPy assigns in order, so the last item of a row stays
+            is_in = rows < self._capacity
+            rows = rows[is_in]
+            for column, leaf in zip(self._rows, leaves, strict=True):
+                column[rows] = leaf[:num][is_in]
         if self._priorities is not None:
-            for row in rows[chosen].tolist():
+            for row in rows.tolist():
                 self._priorities.put(row, True)
 
     def _write_steps(
