@@ -188,9 +188,10 @@ class LinkedCells:
 
     def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
         """Rows of the cells around the point, and how many chunks and rows were looked at."""
-        return self._kernels.gather(
+        found: tuple[Rows, int] = self._kernels.gather(
             self._points, point, group, 0, self.table, self.book, self.numbers
         )
+        return found
 
     def put(self, row: int, point: Points, group: int, *, is_fresh: bool) -> None:
         """Move the row from the cell of its old point, if it had one, to that of the new one."""
@@ -208,4 +209,5 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
+    whole: NDArray[Any] = raw[start : start + size].view(dtype).reshape(shape)
+    return whole

@@ -150,7 +150,8 @@ class ItemSpec:
         """The item's leaves as they are, if its containers fit."""
         if self.take is not None and type(item) is dict and len(item) == len(self.shapes):
             try:  # the usual case, without a walk over the nodes
-                return self.take(item)
+                found: Sequence[Any] = self.take(item)
+                return found
             except KeyError:
                 pass
         leaves: list[Any] = []
