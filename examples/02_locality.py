@@ -54,7 +54,6 @@ for words, pose in {
 stream = points[codes]
 steps = np.linalg.norm(stream - points[successors], axis=-1)
 print("a buffer with limit 1 would hold, after 100 000 random steps (there are 248 states)")
-for radius in (None, 0.05, 0.2, 0.3):
-    told = suggest_radius(stream, steps, 100_000, radius=radius)
-    note = "" if radius else ", as suggested"
-    print(f"  {told.occupancy:3} samples at radius {told.radius:.3f}{note}")
+for radius in (None, 0.05, 0.2, 0.3):  # None: the radius is proposed
+    found = suggest_radius(stream, steps, 100_000, radius=radius)
+    print(f"  {found.occupancy:3} samples at radius {found.radius:.3f}")
