@@ -30,8 +30,8 @@ pairs = Pairs(world.decode(world.codes()), codes, successors)  # a code is its o
 
 encoder = Chain((MLP((64, 64), "tanh", "torch"), linear(16, "torch")))
 locality = Contrastive(encoder, world.spec.observation_shape, num_epochs=3, learning_rate=1e-3)
-params, metrics = jax.jit(locality.fit)(locality.init(key_init), pairs, key_fit)
-print(f"loss {metrics['first_loss']:.1f} -> {metrics['loss']:.2f} over 3 epochs of 10 000 steps")
+params, loss = jax.jit(locality.fit)(locality.init(key_init), pairs, key_fit)
+print(f"loss {loss['first_loss']:.1f} -> {loss['loss']:.2f} over 3 epochs of 10 000 steps")
 distances = measure_distances(locality, params, pairs, key_measure)
 print(f"one action apart: {distances['mean_step_distance']:.3f} on average")
 print(f"a random pair:    {distances['mean_pair_distance']:.3f}")
@@ -54,6 +54,6 @@ for words, pose in {
 stream = points[codes]
 steps = np.linalg.norm(stream - points[successors], axis=-1)
 print("a buffer with limit 1 would hold, after 100 000 random steps (there are 248 states)")
-for radius in (None, 0.05, 0.2, 0.3):  # None: the radius is proposed
+for radius in (None, 0.05, 0.2, 0.3):  # None: as suggested
     found = suggest_radius(stream, steps, 100_000, radius=radius)
     print(f"  {found.occupancy:3} samples at radius {found.radius:.3f}")

@@ -63,15 +63,7 @@ def test_growth_of_known_worlds():
 
 @pytest.mark.parametrize(
     ("dimension", "radius", "limit"),
-    [
-        (1, 0.01, 1),
-        (2, 0.02, 1),
-        (2, 0.15, 1),
-        (3, 0.1, 1),
-        (4, 0.15, 1),
-        (2, 0.03, 5),
-        (3, 0.1, 5),
-    ],
+    [(1, 0.02, 1), (2, 0.028, 1), (2, 0.2, 1), (3, 0.126, 1), (2, 0.042, 5), (3, 0.126, 5)],
 )
 def test_the_size_of_a_cloud_is_predicted(dimension, radius, limit):
     """From 1 000 points to 20 000, whether a few of the given ones are held or nearly all."""

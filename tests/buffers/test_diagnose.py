@@ -147,6 +147,13 @@ def test_the_numbers_of_a_known_world():
         assert 1e-7 < candidate.add_seconds < 1e-2
 
 
+def test_of_radii_that_do_the_same_the_widest_is_proposed():
+    """In a finite world, where rounding could matter to a narrow one."""
+    found = diagnose(random_steps.grid_world(2000, 0))
+    assert found.radius == pytest.approx(2**0.5 / 3)
+    assert {candidate.expected_size for candidate in found.candidates} == {36}
+
+
 def test_repeats_do_not_hide_the_world():
     """Nine of ten samples are from one place, as where an agent mostly rests."""
     rng = np.random.default_rng(0)
@@ -164,6 +171,14 @@ def test_embeddings_in_no_order_have_no_steps():
     walked = diagnose(points)
     assert walked.step_distance == pytest.approx(0.09, rel=0.2) and walked.mixing_steps > 4
     assert found.dimension == pytest.approx(walked.dimension, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wider_radius_is_predicted_to_hold_less(seed):
+    """Of a slow walk, whose size with wide radii has hardly begun to grow."""
+    walk = np.cumsum(np.random.default_rng(seed).normal(0, 0.02, (2000, 2)), axis=0)
+    sizes = [candidate.expected_size for candidate in diagnose(walk).candidates]
+    assert sizes == sorted(sizes) and sizes[-1] > 1000
 
 
 def test_few_steps_and_long_ones_are_said():

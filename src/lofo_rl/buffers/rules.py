@@ -114,6 +114,7 @@ class Local:
 
         `embeddings` [T, D] are those of T steps in their order, with the policy of the run or a
         random one; some thousand are enough. `num_steps` is 50 for each sample held if left out.
+        With groups, a place may hold as many samples of each group.
         The prediction is in `expected_size` and in `ReplayBuffer.metrics()`, beside the `size`
         that came out. `lofo_rl.buffers.calibration` says how it is made and how far it can be off.
         """

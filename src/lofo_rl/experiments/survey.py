@@ -23,12 +23,12 @@ NUM_ASKED = 4_000  # states of the chart, at most, whose neighbours are looked f
 
 
 class Survey(NamedTuple):
-    """What is to be known of a fitted locality.
+    """What is measured of a fitted locality.
 
     Distances are those of states one action apart, of random pairs, of neighbouring cells of the
-    chart and of the looks within a cell, by their quantiles. Radii come with the states that are
-    remembered, after a random walk and, carried on as a power of time, after the whole run; with
-    how far over the chart neighbours lie apart; and with what phase 2 might wrongly forget.
+    chart and of the looks within a cell, by their quantiles. Radii come with the number of samples
+    held, after a random walk and, predicted, after the whole run; with how far over the chart
+    neighbours lie apart; and with what phase 2 might wrongly forget.
     """
 
     distances: dict[str, float]
