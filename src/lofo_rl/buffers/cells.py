@@ -50,6 +50,7 @@ class Projection:
         edge = radius * (1 + 2.0**-10 + embedding_size * 2.0**-22)
         self.num_axes, self.width = num_axes, width
         self.basis = np.ascontiguousarray(basis / edge)  # [D, A], to radii
+        self._axes = np.ascontiguousarray(basis[:, :num_axes] / (edge * width))  # [D, K], to cells
         self.reach = radius * 2.0**39 / embedding_size**1.5
         self.strides = np.left_shift(1, 60 // num_axes * np.arange(num_axes))  # [K]
         steps = np.array(list(product((-1, 0, 1) if width == 1 else (0, 1), repeat=num_axes)))
@@ -57,8 +58,12 @@ class Projection:
 
     def keys(self, points: Points, groups: Rows | None = None, shift: float = 0.0) -> Any:
         """The key of each point's cell: [..., D] -> [...] int64; groups have cells of their own."""
-        clipped = points.astype(np.float64).clip(-self.reach, self.reach)
-        places = clipped @ self.basis[:, : self.num_axes] / self.width - shift
+        exact = points.astype(np.float64)
+        if points.ndim > 1 or exact.dot(exact) > self.reach**2:
+            exact = exact.clip(-self.reach, self.reach)
+        places = exact @ self._axes
+        if shift:
+            places -= shift
         keys = np.floor(places).astype(np.int64) @ self.strides
         if groups is None:
             return keys

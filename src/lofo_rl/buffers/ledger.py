@@ -228,7 +228,7 @@ class Ledger:
     ) -> None:
         near = NO_ROWS
         if point is not None and self.index is not None:
-            near = self.index.near(point, group)
+            near = self.index.find(point, group)
         placement = self.rule.choose(self, near, rng)
         try:
             slot, num_near = operator.index(placement[0]), operator.index(placement[1])
@@ -245,7 +245,7 @@ class Ledger:
         row[0] = slot
         if slot < self.capacity:
             if point is not None and self.index is not None:
-                self.index.put(slot, point, group)
+                self.index.store(slot, point, group)
             self.stamp[slot] = self.clock
         # From here on nothing is called, so no interrupt comes between: `finish` counts on it.
         self.evictions += slot < self.size

@@ -76,14 +76,14 @@ class Exhaustive:
 
     def near(self, embedding: ArrayLike, group: int = 0) -> Rows:
         """The rows strictly within the radius, ascending."""
-        return self._near(self.checked(embedding), group)
+        return self.find(self.checked(embedding), group)
 
     def put(self, row: int, embedding: ArrayLike, group: int = 0) -> None:
         """Give `row` a point: a fresh one when `row == size`, else the old point leaves."""
         point = self.checked(embedding)
         if not 0 <= row <= min(self.size, self.capacity - 1):
             raise LofoError(f"{row=}: rows are taken in order, {self.size} of {self.capacity} are")
-        self._store(row, point, group)
+        self.store(row, point, group)
 
     def fill(self, points: ArrayLike, groups: ArrayLike | None = None) -> None:
         """Hold exactly these points, row for row: how an index is restored from a file."""
@@ -110,7 +110,14 @@ class Exhaustive:
         self.fill(self._points[:size], self._groups[:size] if len(self._groups) else None)
 
     def checked(self, embedding: ArrayLike) -> Points:
-        """The embedding as a float32 vector [D], if it is one."""
+        """The embedding as a float32 vector [D] in memory of its own, if it is one."""
+        if (
+            type(embedding) is np.ndarray
+            and embedding.shape == (self.embedding_size,)
+            and embedding.dtype == np.float32
+            and embedding.dot(embedding) <= 2.0**110  # not with NaN
+        ):
+            return embedding.copy()
         point: Points = self.checked_batch(as_array("an embedding", embedding)[None])[0]
         return point
 
@@ -118,7 +125,8 @@ class Exhaustive:
         """The embeddings as float32 vectors [n, D], in memory of their own."""
         return checked_points(embeddings, self.embedding_size)
 
-    def _store(self, row: int, point: Points, group: int) -> None:
+    def store(self, row: int, point: Points, group: int) -> None:
+        """`put` of a checked point."""
         self._points[row] = point
         if len(self._norms):
             self._norms[row] = float(point.dot(point)) * (1 - self._slack)
@@ -126,7 +134,8 @@ class Exhaustive:
             self._groups[row] = group
         self.size = max(self.size, row + 1)
 
-    def _near(self, point: Points, group: int) -> Rows:
+    def find(self, point: Points, group: int) -> Rows:
+        """`near` of a checked point."""
         scores = self.points @ (-2 * point)
         scores += self._norms[: self.size]
         lowered = float(point.dot(point)) * (1 - self._slack)
@@ -176,11 +185,11 @@ class Grid(Exhaustive):
         super().fill(points, groups)
         self._cells = self._kind(self._projection, self._points, self._groups, self.size)
 
-    def _store(self, row: int, point: Points, group: int) -> None:
+    def store(self, row: int, point: Points, group: int) -> None:
         self._cells.put(row, point, group, is_fresh=row == self.size)
-        super()._store(row, point, group)
+        super().store(row, point, group)
 
-    def _near(self, point: Points, group: int) -> Rows:
+    def find(self, point: Points, group: int) -> Rows:
         rows, num_candidates = self._cells.candidates(point, group)
         self.num_queries += 1
         self.num_candidates += num_candidates
@@ -272,16 +281,16 @@ class Automatic(Exhaustive):
             self._review()
         return num, num_fresh, num_near, overflow, stopped, row
 
-    def _store(self, row: int, point: Points, group: int) -> None:
+    def store(self, row: int, point: Points, group: int) -> None:
         if self._cells is not None:
             self._cells.put(row, point, group, is_fresh=row == self.size)
             self._use(self._cells)  # its table may have grown
-        super()._store(row, point, group)
+        super().store(row, point, group)
         self._patience -= 1
         if self._patience <= 0:
             self._review()
 
-    def _near(self, point: Points, group: int) -> Rows:
+    def find(self, point: Points, group: int) -> Rows:
         self.num_queries += 1
         if self._kernels is not None:
             rows, num_candidates = self._kernels.gather(
@@ -289,7 +298,7 @@ class Automatic(Exhaustive):
             )
         elif self._cells is None:
             self.num_candidates += self.size
-            return super()._near(point, group)
+            return super().find(point, group)
         else:
             rows, num_candidates = self._cells.candidates(point, group)
         self.num_candidates += num_candidates
