@@ -56,6 +56,31 @@ def test_new_samples_have_the_highest_priority(capacity):
             np.testing.assert_allclose(batch.weights[~lowest], 1 / 7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("window", [None, 1, 2])
+@pytest.mark.parametrize("way", ["add", "extend"])
+def test_a_new_sample_does_not_inherit_the_priority_of_its_row(way, window):
+    buffer = ReplayBuffer(Local(0.5, 1), 4, window=window, sampler=Prioritized(1.0, 1.0))
+    places = np.array([[0.0], [1.0], [2.0]])
+    buffer.extend({"id": np.arange(3)}, embedding=places)
+    batch = batch_of_all(buffer)
+    errors = np.arange(len(batch.starts)) / 4
+    buffer.update_priorities(batch, errors)
+    held = buffer._priorities.pack(4)[1]
+    assert held[batch.starts].tolist() == (errors + 1).tolist() and buffer._priorities.highest < 2
+    buffer._priorities.highest = 8.0
+    if way == "add":
+        buffer.add({"id": 3}, embedding=places[0])
+    else:
+        buffer.extend({"id": np.array([3])}, embedding=places[:1])
+    is_growing = window == 2
+    buffer._priorities._settle()
+    assert held[0] == (0.0 if is_growing else 8.0)
+    buffer.add({"id": 4}, embedding=[9.0])
+    buffer._priorities._settle()
+    assert held[0] == 8.0 and held[1] == 1.25
+    assert held[2] == (1.5 if window != 2 else 8.0)  # whose window was complete with id 3
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_importance_weights_undo_the_priorities(beta):
     buffer = filled(20, 32, exponent=1.0, floor=0.1, beta=beta)

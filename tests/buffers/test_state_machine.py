@@ -49,6 +49,7 @@ STEP = st.tuples(
     st.integers(-1, 1),  # its group
     st.booleans(),  # the first of an episode
 )
+STEPS = st.lists(STEP, min_size=3, max_size=14)
 SAMPLERS = [None, Prioritized(), Prioritized(exponent=1.0, floor=0.5, beta=1.0)]
 EVENTS = ["add", "add", "extend"]
 
@@ -75,24 +76,24 @@ def embed(observation):
 
 
 class Life(RuleBasedStateMachine):
+    which, shape = RULES[0], SHAPES[0]  # set by the tests
+
     @initialize(
-        which=st.sampled_from(RULES),
-        shape=st.sampled_from(SHAPES),
         sampler=st.sampled_from(SAMPLERS),
         grouping=st.sampled_from(["none", "given", "leaf", "function"]),
         has_locality=st.booleans(),
         is_compiled=st.booleans(),
         seed=st.integers(0, 9),
     )
-    def begin(self, which, shape, sampler, grouping, has_locality, is_compiled, seed):
+    def begin(self, sampler, grouping, has_locality, is_compiled, seed):
         self.patches = ExitStack()
         self.patches.enter_context(patch.multiple(neighbors, FEWEST=6, WINDOW=8))
         for kind in (cells.ListedCells, cells.LinkedCells):
             self.patches.enter_context(patch.object(kind, "worth", 9.0))
         if not is_compiled:
             self.patches.enter_context(patch.object(neighbors, "kernels", lambda: None))
-        self.rule, self.make_oracle = which
-        self.capacity, self.window, num_slots, self.num_streams = shape
+        self.rule, self.make_oracle = self.which
+        self.capacity, self.window, num_slots, self.num_streams = self.shape
         self.grouping = grouping if self.rule.needs_embedding else "none"
         self.locality = embed if has_locality else None
         self.group_by = {"leaf": "group", "function": group_of}.get(self.grouping)
@@ -142,9 +143,22 @@ class Life(RuleBasedStateMachine):
                 stream=stream, draw=draw, group=0 if self.grouping == "none" else group,
             )  # fmt: skip
 
-    @rule(steps=st.lists(STEP, min_size=1, max_size=14), events=st.lists(st.sampled_from(EVENTS)))
+    @rule(steps=STEPS, events=st.lists(st.sampled_from(EVENTS)))
     def live(self, steps, events):
         """Steps come one by one or in batches, in the same order."""
+        self.take(steps, events)
+
+    @rule(steps=STEPS)
+    def live_in_batches(self, steps):
+        """The like, so that most of a life is spent so."""
+        self.take(steps, [])
+
+    @rule(steps=STEPS)
+    def live_step_by_step(self, steps):
+        """The like."""
+        self.take(steps, ["add"] * len(steps))
+
+    def take(self, steps, events):
         if self.window is None:
             steps = [(*step[:2], True, *step[3:]) for step in steps]
         made = [self.item(step) for step in steps]
@@ -266,6 +280,7 @@ class Life(RuleBasedStateMachine):
             self.buffer = getattr(copy, way)(left)
             left.clear()  # a copy shares nothing with it
 
+    @precondition(lambda self: self.number % 5 == 0)
     @rule()
     def clear(self):
         for buffer in (self.buffer, self.twin):
@@ -333,12 +348,26 @@ def check_equal(batch, again):
     np.testing.assert_array_equal(batch.items["id"], again.items["id"])
 
 
-def test_any_life_is_that_of_the_lists():
-    settings = hypothesis.settings(max_examples=60, stateful_step_count=24, deadline=None)
-    run_state_machine_as_test(Life, settings=settings)
+def live(which, shape, max_examples, num_steps):
+    own = type("Life", (Life,), {"which": which, "shape": shape})
+    settings = hypothesis.settings(
+        max_examples=max_examples, stateful_step_count=num_steps, deadline=None
+    )
+    run_state_machine_as_test(own, settings=settings)
+
+
+EACH_RULE = pytest.mark.parametrize("which", RULES, ids=[str(rule) for rule, _ in RULES])
+EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@EACH_RULE
+@EACH_SHAPE
+def test_any_life_is_that_of_the_lists(which, shape):
+    live(which, shape, 7, 20)
 
 
 @pytest.mark.slow
-def test_many_long_lives_are_those_of_the_lists():
-    settings = hypothesis.settings(max_examples=3000, stateful_step_count=60, deadline=None)
-    run_state_machine_as_test(Life, settings=settings)
+@EACH_RULE
+@EACH_SHAPE
+def test_many_long_lives_are_those_of_the_lists(which, shape):
+    live(which, shape, 200, 60)
