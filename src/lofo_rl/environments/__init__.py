@@ -2,7 +2,7 @@
 
 from lofo_rl.extras import needs
 
-with needs("jax", __name__):
+with needs("lab", __name__):
     from lofo_rl.environments.base import TASK_REWARDS, Chart, Environment, Spec, State, Task, World
     from lofo_rl.environments.check import LocaViolation, check_loca
     from lofo_rl.environments.minigrid import MiniGrid, Pose

@@ -2,7 +2,7 @@
 
 from lofo_rl.extras import needs
 
-with needs("jax", __name__):
+with needs("lab", __name__):
     from lofo_rl.networks.blocks import (
         IDENTITY,
         MLP,
