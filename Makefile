@@ -5,7 +5,7 @@ LAB := .venv/installed-lab
 DEV := .venv/installed-dev
 JOBS ?= auto
 
-.PHONY: help demo test slow check compat bench soak compare clean
+.PHONY: help demo test slow check compat bench bench-peers soak compare clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make slow   the tests that take minutes"
 	@echo "make compat the oldest and the newest versions of what the package needs"
 	@echo "make bench  speed, each figure against a peer in the same run"
+	@echo "make bench-peers   the buffer beside seven peers, in an environment of their own"
 	@echo "make soak   1e7 inserts into buffers of every kind, checked by brute force on the way"
 	@echo "make compare A=COMMIT B=COMMIT   whether two commits give the same numbers"
 
@@ -62,6 +63,9 @@ bench: $(DEV)
 	.venv/bin/python benchmarks/insert.py
 	.venv/bin/python benchmarks/neighbours.py
 	MUJOCO_GL=egl .venv/bin/python benchmarks/reacher.py
+
+bench-peers: $(DEV)
+	.venv/bin/python benchmarks/buffers.py --install
 
 soak: $(DEV)
 	.venv/bin/python tools/soak.py --inserts 1e7
