@@ -187,7 +187,7 @@ def test_without_gymnasium_the_library_loads_and_the_package_is_named():
         "except ModuleNotFoundError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install gymnasium" in done.stdout, done.stderr
+    assert "needs gymnasium: pip install 'lofo-rl[gym]'" in done.stdout, done.stderr
 
 
 def test_a_spec_survives_being_written_and_read():
