@@ -63,7 +63,7 @@ def test_numba_is_imported_when_an_index_is_needed() -> None:
 
 
 def test_the_base_is_imported_in_twice_the_time_of_numpy() -> None:
-    """Measured 1.1 to 1.2 times; the best of fresh processes, in turn: other programs only delay."""
+    """Measured 1.1 to 1.2 times; the best of several processes: other programs only delay."""
     times: dict[str, list[float]] = {"numpy": [], "lofo_rl.buffers": []}
     for turn in range(8):
         for name, seconds in times.items():
