@@ -112,6 +112,16 @@ class ReplayBuffer:
         self._one_row = np.zeros(1, np.int64)
         self._reviewed = (0, 0, 0, 0)  # clock, overflow, cut windows, neighbours at the last review
 
+    @property
+    def rule(self) -> Rule:
+        """The rule of forgetting."""
+        return self._rule
+
+    @property
+    def capacity(self) -> int:
+        """The most items, or starts of windows, that it holds."""
+        return self._capacity
+
     def __len__(self) -> int:
         """How many items, or starts of windows, are remembered."""
         return self._ledger.size
