@@ -1,20 +1,25 @@
 """What LoFo changes in Stable-Baselines3's own DQN and SAC, when only the buffer is replaced.
 
-    python studies/sb3_dqn.py minigrid --seeds 0-9 --out results/studies/sb3_dqn
-    python studies/sb3_dqn.py minigrid --table --out results/studies/sb3_dqn
+    python studies/sb3_dqn.py minigrid cartpole --processes 2
+    python studies/sb3_dqn.py minigrid --table
 
 Tasks: minigrid, minigrid-noise (one action in ten is random), mountaincar, cartpole (nothing
-changes), reacher (SAC). A run is one arm and one seed, its rows are one file; a finished run is
-never repeated. Needs `stable-baselines3` and the extras `gym` and `jax`.
+changes), reacher (SAC). First every buffer is tried with each of the task's settings, on seeds
+that are not reported; then its best setting runs on the reported seeds. A run is one line of the
+task's file: a finished run is never repeated, so the study can be stopped at any time. Needs
+`stable-baselines3` and the extras `gym` and `jax`.
 """
 
 import argparse
+import itertools
 import json
+import multiprocessing
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +65,10 @@ class Study:
     arms: dict[str, Arm]
     optima: tuple[float, ...]  # the best return of each phase
     evaluate: Callable[["Study"], Evaluate]
+    tries: tuple[dict[str, Any], ...]  # changes of the settings, of which each arm gets the best
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...] = (100,)
+    tuned_on: str = ""  # another task, whose best settings are taken
     noise: float = 0.0  # share of actions that are replaced by random ones, in training
     scale: tuple[float, ...] = ()  # the embedding is the observation times this
 
@@ -144,7 +153,6 @@ def optima(run_id: str) -> tuple[float, ...]:
 
 
 DQN: dict[str, Any] = {
-    "learning_rate": 5e-4,
     "batch_size": 64,
     "gamma": 0.99,
     "train_freq": 1,
@@ -155,59 +163,101 @@ DQN: dict[str, Any] = {
     "exploration_final_eps": 0.5,
     "policy_kwargs": {"net_arch": [64, 64]},
 }
+RATES = tuple({"learning_rate": rate} for rate in (2.5e-4, 5e-4, 1e-3))
 MINIGRID = Study(
-    "lofo/MiniGridLoCA-v0", (20_000, 40_000), 1_000, "DQN", DQN,
-    # Two poses that differ are at least 1.41 apart.
-    arms(0.5, (2, 7, 14), 5_000), optima("demo/lofo"), evaluate_every_pose,
-)  # fmt: skip
+    env="lofo/MiniGridLoCA-v0",
+    steps=(20_000, 40_000),
+    evaluate_every=1_000,
+    algorithm="DQN",
+    settings=DQN,
+    arms=arms(0.5, (2, 7, 14), 5_000),  # two poses that differ are at least 1.41 apart
+    optima=optima("demo/lofo"),
+    evaluate=evaluate_every_pose,
+    tries=RATES,
+    seeds=tuple(range(10)),
+    tuning_seeds=(100, 101),
+)
 STUDIES = {
     "minigrid": MINIGRID,
-    "minigrid-noise": replace(MINIGRID, noise=0.1),
+    "minigrid-noise": replace(MINIGRID, noise=0.1, tuned_on="minigrid", seeds=tuple(range(5))),
     "mountaincar": Study(
-        "lofo/MountainCarLoCA-v0", (60_000, 60_000), 5_000, "DQN",
-        DQN | {"policy_kwargs": {"net_arch": [64, 64, 64]}},
-        arms(0.05, (1, 3), 5_000), optima("mountaincar/dyna_q/lofo"), evaluate_episodes,
+        env="lofo/MountainCarLoCA-v0",
+        steps=(60_000, 60_000),
+        evaluate_every=5_000,
+        algorithm="DQN",
+        settings=DQN | {"policy_kwargs": {"net_arch": [64, 64, 64]}},
+        arms=arms(0.03, (1, 3), 5_000),
+        optima=optima("mountaincar/dyna_q/lofo"),
+        evaluate=evaluate_episodes,
+        tries=RATES,
+        seeds=tuple(range(5)),
         scale=(1.0, 12.25),  # speeds weigh as in the paper's handcrafted distance
     ),
     "cartpole": Study(
-        "CartPole-v1", (50_000,), 2_500, "DQN",
-        DQN | {"exploration_final_eps": 0.05, "target_update_interval": 500},
-        arms(0.1, (1, 3), 5_000), (500.0,), evaluate_episodes,
+        env="CartPole-v1",
+        steps=(50_000,),
+        evaluate_every=2_500,
+        algorithm="DQN",
+        settings=DQN | {"exploration_final_eps": 0.05, "target_update_interval": 500},
+        arms=arms(0.08, (1, 3), 5_000),
+        optima=(500.0,),
+        evaluate=evaluate_episodes,
+        tries=RATES,
+        seeds=tuple(range(5)),
     ),
     "reacher": Study(
-        "lofo/ReacherLoCA-v0", (30_000, 30_000), 3_000, "SAC",
-{"learning_rate": 1e-3, "batch_size": 128, "train_freq": 2, "learning_starts": 1_000},
-        {
+        env="lofo/ReacherLoCA-v0",
+        steps=(40_000, 40_000),
+        evaluate_every=4_000,
+        algorithm="SAC",
+        settings={"batch_size": 128, "train_freq": 2, "learning_starts": 1_000},
+        arms={
             "lofo-10": Arm("local", None, 0.15, 10),
             "lofo-3": Arm("local", None, 0.15, 3),
             "fifo-all": Arm("fifo"),
             "fifo-5000": Arm("fifo", 5_000),
         },
-        optima("reacher/dreamer/lofo"), evaluate_episodes,
-        scale=(1.0, 1.0, 1.0, 1.0, 0.02, 0.02),
+        optima=optima("reacher/dreamer/lofo"),
+        evaluate=evaluate_episodes,
+        tries=tuple({"learning_rate": rate} for rate in (3e-4, 1e-3)),
+        seeds=tuple(range(3)),
+        scale=(1.0, 1.0, 1.0, 1.0, 0.02, 0.02, 1.0, 1.0),
     ),
-}  # fmt: skip
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: `changes` are of the task's settings."""
+
+    task: str
+    arm: str
+    seed: int
+    changes: dict[str, Any]
 
 
 class Recorder(BaseCallback):
-    """Evaluates now and then, and writes rows."""
+    """Evaluates now and then."""
 
-    def __init__(self, study: Study, evaluate: Evaluate, write: Callable[..., None]) -> None:
+    def __init__(self, study: Study) -> None:
         super().__init__()
-        self.study, self.evaluate, self.write, self.phase = study, evaluate, write, 1
+        self.study, self.evaluate, self.phase = study, study.evaluate(study), 1
+        self.rows: dict[str, list[float]] = {"step": [], "phase": [], "value": [], "size": []}
 
     def _on_step(self) -> bool:
         if self.num_timesteps % self.study.evaluate_every == 0:
             memory = self.model.replay_buffer
             size = len(memory.memory) if isinstance(memory, LoFoReplayBuffer) else memory.size()
-            value = self.evaluate(self.model, self.phase)
-            self.write(step=self.num_timesteps, phase=self.phase, value=value, size=size)
+            value = round(self.evaluate(self.model, self.phase), 5)
+            row = {"step": self.num_timesteps, "phase": self.phase, "value": value, "size": size}
+            for name, x in row.items():
+                self.rows[name].append(x)
         return True
 
 
-def make_buffer(study: Study, arm: Arm, num_steps: int) -> dict[str, Any]:
+def make_buffer(study: Study, arm: Arm) -> dict[str, Any]:
     """The arguments of the algorithm that choose the buffer."""
-    size = arm.size or num_steps
+    size = arm.size or sum(study.steps)
     if arm.rule == "fifo":
         return {"replay_buffer_class": ReplayBuffer, "buffer_size": size}
     scale = np.array(study.scale or 1.0, np.float32)
@@ -225,41 +275,38 @@ def make_buffer(study: Study, arm: Arm, num_steps: int) -> dict[str, Any]:
     }
 
 
-def run(task: str, name: str, arm: Arm, seed: int, study: Study, path: Path) -> None:
-    """One arm and seed; the file appears when the run is complete."""
-    part = path.with_suffix(".part")
+def run(job: Job) -> dict[str, Any]:
+    """Train one agent through all phases; what is returned is one line of the task's file."""
+    torch.set_num_threads(1)
+    study = STUDIES[job.task]
+    arm, settings = study.arms[job.arm], study.settings | job.changes
     env = gymnasium.make(study.env, **({"observation": "state"} if "Reacher" in study.env else {}))
     if study.noise:
-        env = RandomActions(env, study.noise, seed)
+        env = RandomActions(env, study.noise, job.seed)
     model = getattr(stable_baselines3, study.algorithm)(
-        "MlpPolicy", env, seed=seed, device="cpu", **study.settings,
-        **make_buffer(study, arm, sum(study.steps)),
-    )  # fmt: skip
-    with open(part, "w") as file:
-
-        def write(**row: Any) -> None:
-            file.write(json.dumps(row) + "\n")
-
-        write(header=provenance() | {
-            "task": task, "arm": name, "seed": seed, "buffer": asdict(arm), "env": study.env,
-            "steps": study.steps, "optima": study.optima, "algorithm": study.algorithm,
-            "settings": study.settings, "noise": study.noise, "scale": study.scale,
-        })  # fmt: skip
-        begin, recorder = time.monotonic(), Recorder(study, study.evaluate(study), write)
-        for recorder.phase, steps in enumerate(study.steps, 1):
-            if recorder.phase > 1:
-                env.get_wrapper_attr("set_phase")(recorder.phase)
-            model.learn(steps, callback=recorder, reset_num_timesteps=recorder.phase == 1)
-        write(seconds=time.monotonic() - begin)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+        "MlpPolicy", env, seed=job.seed, device="cpu", **settings, **make_buffer(study, arm)
+    )
+    begin, recorder = time.monotonic(), Recorder(study)
+    for recorder.phase, steps in enumerate(study.steps, 1):
+        if recorder.phase > 1:
+            env.get_wrapper_attr("set_phase")(recorder.phase)
+        model.learn(steps, callback=recorder, reset_num_timesteps=recorder.phase == 1)
+    memory = model.replay_buffer
+    return {
+        "task": job.task, "arm": job.arm, "seed": job.seed, "changes": job.changes,
+        "buffer": asdict(arm), "env": study.env, "algorithm": study.algorithm,
+        "settings": settings, "noise": study.noise, "scale": study.scale, "optima": study.optima,
+        **recorder.rows,
+        "metrics": memory.metrics() if isinstance(memory, LoFoReplayBuffer) else {},
+        "seconds": round(time.monotonic() - begin, 1),
+        "provenance": provenance(),
+    }  # fmt: skip
 
 
 def provenance() -> dict[str, Any]:
-    """Where and with what the rows were made."""
-    names = ("lofo-rl", "stable-baselines3", "torch", "gymnasium", "numpy", "jax")
-    versions = {name: metadata.version(name) for name in names if name != "lofo-rl"}
+    """Where and with what a run was made."""
+    names = ("stable-baselines3", "torch", "gymnasium", "numpy", "jax")
+    versions = {name: metadata.version(name) for name in names}
     return {
         "commit": os.environ.get("LOFO_COMMIT", "unknown"),
         "versions": versions | {"python": platform.python_version()},
@@ -269,74 +316,122 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A run's header and its evaluations."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return rows[0]["header"], [row for row in rows if "value" in row]
+def read(path: Path) -> list[dict[str, Any]]:
+    """The finished runs of a task; a line that was cut off is left out."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    runs = []
+    for line in lines:
+        try:
+            runs.append(json.loads(line))
+        except ValueError:
+            print(f"{path} has a damaged line; its run is repeated", file=sys.stderr)
+    return runs
 
 
-def table(folder: Path) -> str:
+def results(run: dict[str, Any]) -> list[float]:
+    """Of each phase, the mean of the last evaluations in percent of the optimum."""
+    phases, values = np.array(run["phase"]), np.array(run["value"])
+    each = [values[phases == k][-JUDGED:].mean() for k in range(1, len(run["optima"]) + 1)]
+    return [float(100 * own / best) for own, best in zip(each, run["optima"], strict=True)]
+
+
+def is_tuning(run: dict[str, Any]) -> bool:
+    """Whether this run's seed is for tuning only."""
+    return run["seed"] in STUDIES[run["task"]].tuning_seeds
+
+
+def best_changes(folder: Path, task: str, arm: str) -> dict[str, Any] | None:
+    """The tried setting with the best mean over phases and seeds; None: some are not yet done."""
+    study = STUDIES[STUDIES[task].tuned_on or task]
+    scores: dict[str, list[float]] = {}
+    for one in read(folder / f"{STUDIES[task].tuned_on or task}.jsonl"):
+        if is_tuning(one) and one["arm"] == arm:
+            scores.setdefault(json.dumps(one["changes"]), []).append(float(np.mean(results(one))))
+    wanted = {json.dumps(changes) for changes in study.tries}
+    num = len(study.tuning_seeds)
+    if set(scores) != wanted or any(len(own) != num for own in scores.values()):
+        return None
+    found: dict[str, Any] = json.loads(max(scores, key=lambda key: np.mean(scores[key])))
+    return found
+
+
+def jobs_to_do(folder: Path, task: str) -> Iterator[Job]:
+    """The runs that are missing and can be started now."""
+    study = STUDIES[task]
+    done = {
+        (one["arm"], one["seed"], json.dumps(one["changes"]))
+        for one in read(folder / f"{task}.jsonl")
+    }
+    for arm in study.arms:
+        tuning = [] if study.tuned_on else list(itertools.product(study.tuning_seeds, study.tries))
+        best = best_changes(folder, task, arm)
+        final = [(seed, best) for seed in study.seeds] if best is not None else []
+        for seed, changes in tuning + final:
+            if (arm, seed, json.dumps(changes)) not in done:
+                yield Job(task, arm, seed, changes)
+
+
+def run_all(folder: Path, tasks: list[str], num_processes: int) -> None:
+    """Run whatever is missing, several runs at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pending: dict[Any, Job] = {}
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+        while True:
+            for task in tasks:
+                for job in jobs_to_do(folder, task):
+                    if job not in pending.values():
+                        pending[pool.submit(run, job)] = job
+            if not pending:
+                return
+            future = next(as_completed(pending))
+            job = pending.pop(future)
+            found = future.result()
+            with open(folder / f"{job.task}.jsonl", "a") as file:
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            words = ", ".join(f"{x:.0f} %" for x in results(found))
+            name = f"{job.task} {job.arm} seed {job.seed} {job.changes}"
+            print(f"{name}: {words}, {found['seconds']:.0f} s", file=sys.stderr)
+
+
+def table(folder: Path, task: str) -> str:
     """Mean and standard error over seeds of each phase's last evaluations, of the optimum."""
-    arms: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        arms.setdefault(path.stem.rpartition("-seed")[0], []).append(path)
-    lines = ["| buffer | seeds | phases, % of the optimum | held | per seed, last phase |"]
-    lines += ["|---|---|---|---|---|"]
-    for name, paths in arms.items():
-        results, sizes = [], []
-        for path in paths:
-            header, rows = read(path)
-            phases = range(1, len(header["optima"]) + 1)
-            values = [[r["value"] for r in rows if r["phase"] == p][-JUDGED:] for p in phases]
-            means = [np.mean(own) for own in values]
-            results.append(100 * np.array(means) / header["optima"])
-            sizes.append(rows[-1]["size"])
-        results_ = np.array(results)
-        error = results_.std(0, ddof=1) / np.sqrt(len(paths)) if len(paths) > 1 else [np.nan] * 2
-        words = ", ".join(
-            f"{m:.1f} ± {e:.1f}" for m, e in zip(results_.mean(0), error, strict=False)
-        )
-        each = ", ".join(f"{x:.0f}" for x in results_[:, -1])
-        lines.append(f"| {name} | {len(paths)} | {words} | {np.mean(sizes):,.0f} | {each} |")
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for one in read(folder / f"{task}.jsonl"):
+        if not is_tuning(one):
+            runs.setdefault(one["arm"], []).append(one)
+    num = len(STUDIES[task].optima)
+    phases = [f"phase {k}, % of the optimum" for k in range(1, num + 1)]
+    lines = ["| " + " | ".join(["buffer", "seeds", *phases, "worst seed", "held", "set to"]) + " |"]
+    lines.append("|---" * (num + 5) + "|")
+    for arm, own in sorted(runs.items(), key=lambda pair: list(STUDIES[task].arms).index(pair[0])):
+        values = np.array([results(one) for one in own])
+        error = values.std(0, ddof=1) / np.sqrt(len(own)) if len(own) > 1 else values[0] * np.nan
+        cells = [f"{m:.1f} ± {e:.1f}" for m, e in zip(values.mean(0), error, strict=True)]
+        held = f"{np.mean([one['size'][-1] for one in own]):,.0f}"
+        changes = ", ".join(f"{k}={v:g}" for k, v in own[0]["changes"].items())
+        cells = [arm, str(len(own)), *cells, f"{values[:, -1].min():.0f}", held, changes]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def seeds_of(text: str) -> list[int]:
-    """0-9 or 0,2,5 as numbers."""
-    first, _, last = text.partition("-")
-    return [*range(int(first), int(last) + 1)] if last else [int(x) for x in text.split(",")]
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("task", choices=STUDIES)
-    parser.add_argument("--seeds", type=seeds_of, default=seeds_of("0-9"))
-    parser.add_argument("--arms", nargs="*", help="all if left out")
-    parser.add_argument("--out", type=Path, default=Path("runs/sb3_dqn"))
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of the agent")
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", nargs="+", choices=STUDIES)
+    parser.add_argument("--out", type=Path, default=Path("results/studies/sb3_dqn"))
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="print the results so far")
     given = parser.parse_args()
-    study, folder = STUDIES[given.task], given.out / given.task
-    changes = dict(pair.split("=") for pair in given.set)
-    if changes:
-        changed = {name: json.loads(value) for name, value in changes.items()}
-        study = replace(study, settings=study.settings | changed)
-        folder = folder / "-".join(given.set)
     if given.table:
-        print(table(folder))
+        for task in given.tasks:
+            print(f"{task}\n\n{table(given.out, task)}\n")
         return
-    torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed in given.seeds:
-        for name in given.arms or study.arms:
-            if (path := folder / f"{name}-seed{seed}.jsonl").exists():
-                continue
-            begin = time.monotonic()
-            run(given.task, name, study.arms[name], seed, study, path)
-            _, rows = read(path)
-            last = np.mean([row["value"] for row in rows[-JUDGED:]]) / study.optima[-1]
-            print(f"{path.stem}: {last:.0%}, {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    run_all(given.out, given.tasks, given.processes)
 
 
 if __name__ == "__main__":
