@@ -1,6 +1,7 @@
 """What is given is held as it was given, or refused in one sentence with nothing changed."""
 
 import datetime
+import faulthandler
 import subprocess
 import sys
 import warnings
@@ -83,6 +84,48 @@ def test_an_embedding_that_is_no_vector_of_numbers(kind, embedding, words):
     empty = ReplayBuffer(Local(0.5, 1), 4)
     if words != r"shape \(2,\)":
         refuse(empty, lambda: empty.add({"x": 2.0}, embedding=embedding), words)
+
+
+SMALL = 2.0**28
+AT_THE_LIMIT = [  # norms around 2**55, where the order of a sum decides on which side
+    [SMALL, SMALL, 0.0, SMALL, SMALL, 2.0**55, 0.0, SMALL],
+    [2.0**55, SMALL, SMALL, SMALL, SMALL, SMALL, 0.0, 0.0],
+    [SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, 2.0**55],
+    [2.0**55, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+    [2.0**53.5] * 8,
+]
+
+
+@pytest.mark.parametrize("way", ["add", "extend"])
+@pytest.mark.parametrize("embedding", AT_THE_LIMIT, ids=range(len(AT_THE_LIMIT)))
+def test_an_embedding_at_the_limit_is_held_and_loaded_or_refused(tmp_path, embedding, way):
+    """In particular, the compiled insert and NumPy must not wait for each other to decide."""
+    buffer = ReplayBuffer(Local(0.5, 1), 4)
+    buffer.add({"x": 0}, embedding=np.zeros(8, np.float32))
+    faulthandler.dump_traceback_later(60, exit=True)
+    try:
+        point = np.float32(embedding)
+        if way == "add":
+            attempt(buffer, lambda: buffer.add({"x": 1}, embedding=point))
+        else:
+            attempt(buffer, lambda: buffer.extend({"x": np.ones(1, int)}, embedding=point[None]))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    buffer.save(tmp_path / "b.lofo")
+    assert image(ReplayBuffer.load(tmp_path / "b.lofo")) == image(buffer)
+
+
+def test_what_was_held_can_be_loaded(tmp_path):
+    """Norms are summed in float64 when a sample comes; in float32 they may be a little larger."""
+    rng = np.random.default_rng(0)
+    rays = rng.normal(size=(2000, 64))
+    points = (rays * 2.0**55 / np.linalg.norm(rays, axis=1, keepdims=True)).astype(np.float32)
+    points = points[(points.astype(float) ** 2).sum(-1) < 2.0**110 * (1 - 1e-12)]
+    buffer = ReplayBuffer(Local(0.5, 1), len(points))
+    buffer.extend({"x": np.zeros(len(points))}, embedding=points)
+    assert len(buffer) > 500
+    buffer.save(tmp_path / "b.lofo")
+    assert image(ReplayBuffer.load(tmp_path / "b.lofo")) == image(buffer)
 
 
 ITEMS = [
