@@ -654,6 +654,7 @@ def test_sizes_are_told_before_memory_is_taken(monkeypatch):
     refuse(wide, lambda: wide.add({"x": 1}, embedding=np.zeros(10_000)), "40 MB")
 
 
+@pytest.mark.filterwarnings("ignore::lofo_rl.LofoWarning")
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("rule", [Fifo(), Local(1e-3, 2)], ids=["fifo", "local"])
 def test_the_sizes_that_were_told_are_the_sizes_taken(rule, window):
