@@ -35,7 +35,9 @@ demo: $(LAB)
 	.venv/bin/lofo demo
 
 # The base is typed for its users.
-STRICT := -p lofo_rl.buffers -m lofo_rl -m lofo_rl.types -m lofo_rl.extras
+STRICT := -p lofo_rl.buffers -m lofo_rl -m lofo_rl.types -m lofo_rl.extras \
+  -m lofo_rl.testing -m lofo_rl.testing.rules \
+  -m lofo_rl.locality -m lofo_rl.locality.base -m lofo_rl.locality.handcrafted
 
 check: $(DEV)
 	.venv/bin/ruff format --check .
