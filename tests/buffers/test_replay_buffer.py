@@ -204,7 +204,7 @@ def test_a_first_item_holds_numbers(item):
 def test_embeddings_are_checked():
     buffer = ReplayBuffer(Local(0.5, 1), 4)
     for bad, words in [
-        (None, "give locality= or add"),
+        (None, "give locality= or embedding="),
         ([np.nan], "finite"),
         ([[1.0]], "must be a vector"),
     ]:

@@ -51,7 +51,7 @@ class Projection:
         self.num_axes, self.width = num_axes, width
         self.basis = np.ascontiguousarray(basis / edge)  # [D, A], to radii
         self._axes = np.ascontiguousarray(basis[:, :num_axes] / (edge * width))  # [D, K], to cells
-        self.reach = radius * 2.0**39 / embedding_size**1.5
+        self.radius, self.reach = radius, radius * 2.0**39 / embedding_size**1.5
         self.strides = np.left_shift(1, 60 // num_axes * np.arange(num_axes))  # [K]
         steps = np.array(list(product((-1, 0, 1) if width == 1 else (0, 1), repeat=num_axes)))
         self.offsets = np.sort(steps @ self.strides)  # to the keys of the cells around
@@ -170,13 +170,10 @@ class LinkedCells:
         self.num_axes = projection.num_axes
         self.lookups = 0.0  # the chunks that are looked at are counted
         self._kernels: Any = kernels()
-        self._points, self._groups = points, groups
-        own, basis = self._kernels, projection.basis
-        self._num_fine = basis.shape[1]
-        self.numbers = np.zeros(own.BASIS + len(basis) * own.AXES)
-        self.numbers[own.BASIS :].reshape(-1, own.AXES)[:, : self._num_fine] = basis
-        self.numbers[own.LOW], self.numbers[own.TOP] = -np.inf, np.inf  # NumPy decides all
-        self.numbers[own.REACH] = projection.reach
+        self._points, self._groups = points, groups if len(groups) else None
+        self._num_fine = projection.basis.shape[1]
+        numbers = projection.radius, projection.reach, projection.basis
+        self._numbers = self._kernels.numbers_of(*numbers)
         self.grow(size)
 
     def grow(self, size: int) -> None:
@@ -188,13 +185,14 @@ class LinkedCells:
         most = most // own.ENTRIES + num_slots + 2  # chunks for them; 0 stands for none
         self.table = aligned((16 * most + num_slots,), np.int32)
         self.table[16 * most :] = 0
-        self.book = own.book_of(self.num_axes, self._num_fine, 16 * most, num_slots)
-        own.link_all(self._points, self._groups, size, self.table, self.book, self.numbers)
+        numbers = self._numbers
+        self.book = own.book_of(self.num_axes, self._num_fine, 16 * most, num_slots, numbers)
+        own.link_all(self._points, self._groups, size, self.table, self.book)
 
     def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
         """Rows of the cells around the point, and how many chunks and rows were looked at."""
         found: tuple[Rows, int] = self._kernels.gather(
-            self._points, point, group, 0, self.table, self.book, self.numbers
+            self._points, point, group, 0, self.table, self.book
         )
         return found
 
@@ -203,10 +201,7 @@ class LinkedCells:
         own = self._kernels
         if is_fresh and row >= own.LOAD * self.book[own.NUM_SLOTS]:
             self.grow(row)
-        own.move(
-            self._points, self._groups, row, point, group, is_fresh,
-            self.table, self.book, self.numbers,
-        )  # fmt: skip
+        own.move(self._points, self._groups, row, point, group, is_fresh, self.table, self.book)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

@@ -17,7 +17,8 @@ A signature holds the places of a row in 32 bits: 4 on each of 8 axes, 8 on 4, 1
 in steps of radius / 3.5. Two points nearer than the radius differ by at most 3.5 steps on every
 axis, so most rows are passed over by their signatures, without a look at their points.
 
-An argument takes time, so what a call needs is packed: integers in `book`, numbers in `numbers`.
+Every argument of a call takes time, so all small things stand in one array of integers, `book`,
+whose end is read as float64, `numbers`. `groups` is None where there are none.
 """
 
 from typing import Any
@@ -49,9 +50,9 @@ ON, REFERRED, FULL, REFUSED = 0, 1, 2, 3  # why an insert stopped
 FREE, USED, CELL_AXES, BITS, HIGH, OFF, SLOTS, NUM_SLOTS, KEYS = range(9)
 CHAINS = KEYS + (1 << MOST_CELL_AXES)
 FOUND = CHAINS + (1 << MOST_CELL_AXES)
-BOOK_SIZE = FOUND + 8 * (1 << MOST_CELL_AXES)
 # In `numbers`: the squared distances between which NumPy decides, the largest coordinate, room for
 # the places of a point and for the distances of cells, and the axes [D, 8].
+NUMBERS = FOUND + 8 * (1 << MOST_CELL_AXES)
 LOW, TOP, REACH, PLACES = range(4)
 AWAY = PLACES + AXES
 BASIS = AWAY + (1 << MOST_CELL_AXES)
@@ -98,14 +99,31 @@ def _place(point: Any, numbers: Any) -> None:
             numbers[PLACES + axis] += x * numbers[BASIS + AXES * i + axis]
 
 
-def book_of(num_cell_axes: int, num_axes: int, start: int, num_slots: int) -> Any:
+def numbers_of(radius: float, reach: float, basis: Any) -> Any:
+    """The numbers of a book, for a basis [D, A] that measures in radii."""
+    embedding_size, num_axes = basis.shape
+    # The compiled sum of squares may differ from NumPy's by this share.
+    margin = max(1e-5, (embedding_size + 8) * 2.0**-22)
+    numbers = np.zeros(BASIS + embedding_size * AXES)
+    numbers[:PLACES] = radius**2 * (1 - margin), radius**2 * (1 + margin), reach
+    numbers[BASIS:].reshape(-1, AXES)[:, :num_axes] = basis
+    return numbers
+
+
+def book_of(num_cell_axes: int, num_axes: int, start: int, num_slots: int, numbers: Any) -> Any:
     """The book of an empty table, whose slots begin at `start`."""
     bits = 32 // (1 << (num_axes - 1).bit_length())
     ones = sum(1 << (bits * k) for k in range(32 // bits))
     own = 0, 1, num_cell_axes, bits, ones << (bits - 1), ones * ((1 << bits) - 8), start, num_slots
-    book = np.zeros(BOOK_SIZE, np.int64)
-    book[: len(own)] = own
-    return book
+    return np.concatenate([own, np.zeros(NUMBERS - len(own), np.int64), numbers.view(np.int64)])
+
+
+@compiled
+def _group_of(row: Any, groups: Any) -> Any:
+    """The group of a row; 0 where there are none."""
+    if groups is None:
+        return np.int64(0)
+    return groups[row]
 
 
 @compiled
@@ -204,25 +222,25 @@ def _unlink(row: Any, slot: Any, table: Any, book: Any) -> None:
 
 
 @compiled
-def link_all(points: Any, groups: Any, size: Any, table: Any, book: Any, numbers: Any) -> None:
+def link_all(points: Any, groups: Any, size: Any, table: Any, book: Any) -> None:
     """Enter the live rows into an empty table."""
+    numbers = book[NUMBERS:].view(np.float64)
     for row in range(size):
-        group = groups[row] if len(groups) else np.int64(0)
         _place(points[row], numbers)
-        slot = _slot(numbers, group, book)
+        slot = _slot(numbers, _group_of(row, groups), book)
         _link(row, _signature(numbers, 0.0, book[BITS]), slot, table, book)
 
 
 @compiled
 def move(
     points: Any, groups: Any, row: Any, point: Any, group: Any, is_fresh: Any,
-    table: Any, book: Any, numbers: Any,
+    table: Any, book: Any,
 ) -> None:  # fmt: skip
     """Move a row to the cell of its new point, before that is written."""
+    numbers = book[NUMBERS:].view(np.float64)
     if not is_fresh:
-        own = groups[row] if len(groups) else np.int64(0)
         _place(points[row], numbers)
-        _unlink(row, _slot(numbers, own, book), table, book)
+        _unlink(row, _slot(numbers, _group_of(row, groups), book), table, book)
     _place(point, numbers)
     slot = _slot(numbers, np.int64(group), book)
     _link(row, _signature(numbers, 0.0, book[BITS]), slot, table, book)
@@ -297,13 +315,12 @@ def _gather(
 
 
 @compiled
-def gather(
-    points: Any, point: Any, group: Any, size: Any, table: Any, book: Any, numbers: Any
-) -> Any:
+def gather(points: Any, point: Any, group: Any, size: Any, table: Any, book: Any) -> Any:
     """Rows among which are all that are near a point, each once; and how much was looked at.
 
     With no table, all `size` live rows are looked at.
     """
+    numbers = book[NUMBERS:].view(np.float64)
     top, found, num, looked_at = np.float32(numbers[TOP]), np.empty(1024, np.int64), 0, size
     if len(table):
         _place(point, numbers)
@@ -329,7 +346,7 @@ def gather(
 @compiled
 def insert(
     samples: Any, sample_groups: Any, rows: Any, points: Any, stamps: Any, groups: Any,
-    table: Any, book: Any, numbers: Any, limit: Any, spare: Any, size: Any, clock: Any,
+    table: Any, book: Any, limit: Any, spare: Any, size: Any, clock: Any,
 ) -> Any:  # fmt: skip
     """Insert samples [n, D] in order under local forgetting, and write their rows [n].
 
@@ -344,13 +361,12 @@ def insert(
     num = num_fresh = near_total = looked_at = overflow = 0
     stopped, row = ON, np.int64(-1)
     spare_stamp = stamps[spare] if spare >= 0 else np.int64(0)
-    low, top = np.float32(numbers[LOW]), np.float32(numbers[TOP])
-    is_grid, is_grouped = len(table) > 0, len(groups) > 0
-    found = book[FOUND:]
+    found, numbers = book[FOUND:NUMBERS], book[NUMBERS:].view(np.float64)
+    low, top, is_grid = np.float32(numbers[LOW]), np.float32(numbers[TOP]), len(table) > 0
     slot = signature = lowest = np.int64(0)
     for number in range(len(samples)):
         point = samples[number]
-        group = sample_groups[number] if is_grouped else np.int64(0)
+        group = _group_of(number, sample_groups)
         oldest, youngest, num_near, is_unsure = np.int64(-1), NEVER, 0, False
         norm = 0.0
         for i in range(len(point)):
@@ -377,7 +393,7 @@ def insert(
             for k in range(num_found):
                 other = found[k] if is_grid else np.int64(k)
                 distance = _distance(point, points, other)
-                if distance < top and (not is_grouped or groups[other] == group):
+                if distance < top and _group_of(other, groups) == group:
                     is_unsure |= distance > low
                     num_near += 1
                     if stamps[other] < youngest:
@@ -398,13 +414,12 @@ def insert(
         row = oldest
         if is_grid:
             if not is_fresh:
-                left = groups[row] if is_grouped else np.int64(0)
                 _place(points[row], numbers)
-                _unlink(row, _slot(numbers, left, book), table, book)
+                _unlink(row, _slot(numbers, _group_of(row, groups), book), table, book)
             _link(row, signature, slot, table, book)
         for i in range(len(point)):
             points[row, i] = point[i]
-        if is_grouped:
+        if groups is not None:
             groups[row] = group
         stamps[row] = clock
         rows[number] = row

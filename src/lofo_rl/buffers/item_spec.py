@@ -162,13 +162,15 @@ class ItemSpec:
         """The item's leaves, each of the first item's shape, and of a value its dtype can hold."""
         leaves = self.leaves(item)
         # The usual leaves are passed without a call; zip is not strict because that takes time.
-        for x, (dtype, shape, exact, plain, low, high) in zip(leaves, self.forms):  # noqa: B905
+        for x, (dtype, shape, number) in zip(leaves, self.forms):  # noqa: B905
             kind = type(x)
             if kind is ndarray:
                 if x.shape == shape and (x.dtype is dtype or x.dtype == dtype):
                     continue
-            elif kind is exact or (kind is plain and low < x < high):
-                continue
+            elif number is not None:
+                exact, plain, low, high = number
+                if kind is exact or (kind is plain and low < x < high):
+                    continue
             return [self._convert(i, x) for i, x in enumerate(leaves)]
         return leaves
 
@@ -342,19 +344,16 @@ def _words(kind: type | None, names: tuple[Any, ...]) -> str:
 def _form(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, ...]:
     """What `fit` compares: dtype, shape; and of a column of numbers the class that is held as it
     is, the class of Python's numbers, and the bounds between which these are held, too."""
-    exact: Any = None
     plain: Any = None
     low = high = 0.0
-    if not shape:
-        exact = dtype.type
-        if dtype.kind == "b":
-            plain, low, high = bool, -1, 2
-        elif dtype.kind in "iu":
-            plain, low, high = int, np.iinfo(dtype).min - 1, np.iinfo(dtype).max + 1
-        elif dtype.type in (np.float32, np.float64):
-            plain, high = float, LARGEST_FLOAT32 if dtype.type is np.float32 else np.inf
-            low = -high
-    return dtype, shape, exact, plain, low, high
+    if dtype.kind == "b":
+        plain, low, high = bool, -1, 2
+    elif dtype.kind in "iu":
+        plain, low, high = int, np.iinfo(dtype).min - 1, np.iinfo(dtype).max + 1
+    elif dtype.type in (np.float32, np.float64):
+        plain, high = float, LARGEST_FLOAT32 if dtype.type is np.float32 else np.inf
+        low = -high
+    return dtype, shape, None if shape else (dtype.type, plain, low, high)
 
 
 def _new_dataclass(kind: type, names: tuple[str, ...], parts: list[Any]) -> Any:

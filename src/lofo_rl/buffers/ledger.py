@@ -77,7 +77,7 @@ class Ledger:
                 self.evictions += 1
             return row
         if self._is_compiled and points is not None:
-            num, row, stopped = self._insert(points, NO_ROWS if groups is None else groups, rows)
+            num, row, stopped = self._insert(points, groups, rows)
             if num:
                 return row
             if stopped == REFUSED:
@@ -97,16 +97,19 @@ class Ledger:
         if self._is_ring:
             self._add_in_order(rows)
             return
-        begin, num, own = self.clock, len(rows), NO_ROWS if groups is None else groups
+        begin, num = self.clock, len(rows)
         while (done := self.clock - begin) < num:
             if self._is_compiled:
                 assert points is not None
-                _, _, stopped = self._insert(points[done:], own[done:], rows[done:])
+                own = None if groups is None else groups[done:]
+                _, _, stopped = self._insert(points[done:], own, rows[done:])
                 if stopped != REFERRED:
                     continue
                 done = self.clock - begin
-            point = None if points is None else points[done]
-            self._add_one(point, int(own[done]) if len(own) else 0, rng, rows[done : done + 1])
+            point, group = None if points is None else points[done], 0
+            if groups is not None:
+                group = int(groups[done])
+            self._add_one(point, group, rng, rows[done : done + 1])
 
     def finish(self, clock: int, points: Points | None, groups: Rows | None, rows: Rows) -> Rows:
         """After an interrupted `add`, the rows of those samples that have one, all else undone.
@@ -205,7 +208,7 @@ class Ledger:
         self.size += num_fresh
         self.evictions += num - num_fresh
 
-    def _insert(self, points: Points, groups: Rows, rows: Rows) -> tuple[int, int, int]:
+    def _insert(self, points: Points, groups: Rows | None, rows: Rows) -> tuple[int, int, int]:
         """`Local.choose` for n samples in one compiled call, which may stop early.
 
         Returns how many samples were added, the row of the last one, and why it stopped.

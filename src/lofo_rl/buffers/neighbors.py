@@ -215,19 +215,18 @@ class Automatic(Exhaustive):
         super().__init__(capacity, embedding_size, radius, is_grouped=is_grouped)
         self._kind = _kind(compiled)
         self._kernels: Any = None
+        self._no_table: tuple[Any, ...] = ()
         if self._kind is LinkedCells:
-            self._kernels, self._norms = kernels(), np.zeros(0, np.float32)  # no norms are needed
+            own = self._kernels = kernels()
+            self._norms = np.zeros(0, np.float32)  # no norms are needed
+            numbers = own.numbers_of(self.radius, 0.0, np.zeros((embedding_size, 0)))
+            self._no_table = np.zeros(0, np.int32), own.book_of(0, 1, 0, 0, numbers)
+        self._table = self._no_table
         self._cells: Cells | None = None
         self.num_queries = self.num_candidates = self.num_switches = 0
         self._patience = FEWEST  # puts until the next review
         self._since = 0, 0  # queries and candidates when the present window began
         self._allowed = 0.0  # candidates beyond which a compiled insert has the grid judged
-        # The compiled sum of squares may differ from NumPy's by this share.
-        margin = max(1e-5, (embedding_size + 8) * 2.0**-22)
-        square = float(self._bound)
-        self._bounds = square * (1 - margin), square * (1 + margin)
-        self._no_table = np.zeros(0, np.int32), np.zeros(0, np.int64), np.array(self._bounds)
-        self._table: tuple[Any, ...] = self._no_table
 
     @property
     def num_axes(self) -> int:
@@ -248,7 +247,7 @@ class Automatic(Exhaustive):
     def insert(
         self,
         points: Points,
-        groups: Rows,
+        groups: Rows | None,
         rows: Rows,
         limit: int,
         spare: int,
@@ -265,8 +264,8 @@ class Automatic(Exhaustive):
         if len(points) > self._patience:
             points = points[: max(self._patience, 1)]
         num, num_fresh, num_near, looked_at, overflow, stopped, row = self._kernels.insert(
-            points, groups, rows, self._points, stamps, self._groups, *self._table,
-            limit, spare, self.size, clock,
+            points, groups, rows, self._points, stamps, None if groups is None else self._groups,
+            *self._table, limit, spare, self.size, clock,
         )  # fmt: skip
         self.size += num_fresh
         self.num_queries += num
@@ -351,8 +350,7 @@ class Automatic(Exhaustive):
         """Let compiled inserts look at the table of these cells."""
         self._table = self._no_table
         if isinstance(cells, LinkedCells):
-            cells.numbers[:2] = self._bounds
-            self._table = cells.table, cells.book, cells.numbers
+            self._table = cells.table, cells.book
 
 
 def check_radius(radius: Any) -> None:

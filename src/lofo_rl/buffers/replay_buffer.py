@@ -171,7 +171,9 @@ class ReplayBuffer:
             ledger, row, point, groups = self._ledger, self._one_row, None, None
             if not is_last:
                 if self._rule.needs_embedding:
-                    point = self._point(embedding)
+                    if embedding is None:
+                        raise self._no_embedding()
+                    point = ledger.checked(embedding)
                 if group is not None or self._is_grouped:
                     groups = self._groups(item, leaves, group, spec)
             clock, size = ledger.clock, ledger.size
@@ -698,22 +700,16 @@ class ReplayBuffer:
         drawn: Rows = rows[np.searchsorted(total, targets)]
         return drawn
 
-    def _point(self, embedding: ArrayLike | None) -> Points | None:
-        """The embedding [1, D] that the rule needs."""
-        if not self._rule.needs_embedding:
-            return None
-        if embedding is None:
-            name = type(self._rule).__name__
-            raise LofoError(f"{name} needs to know what is near: give locality= or add(embedding=)")
-        return self._ledger.checked(embedding)
+    def _no_embedding(self) -> LofoError:
+        name = type(self._rule).__name__
+        return LofoError(f"{name} needs to know what is near: give locality= or embedding=")
 
     def _points(self, embedding: ArrayLike | None, is_start: Any) -> Points | None:
         """The embeddings [n, D] of the items that start something."""
         if not self._rule.needs_embedding:
             return None
         if embedding is None:
-            name = type(self._rule).__name__
-            raise LofoError(f"{name} needs to know what is near: give locality= or embedding=")
+            raise self._no_embedding()
         given = as_array("embedding", embedding)
         if given.shape[:1] != is_start.shape:
             raise LofoError(
