@@ -103,7 +103,7 @@ class Ledger:
                 assert points is not None
                 own = None if groups is None else groups[done:]
                 _, _, stopped = self._insert(points[done:], own, rows[done:])
-                if stopped != REFERRED:
+                if stopped not in (REFERRED, REFUSED):  # of a norm at the limit, NumPy's sum counts
                     continue
                 done = self.clock - begin
             point, group = None if points is None else points[done], 0

@@ -93,8 +93,9 @@ class Exhaustive:
                 f"points {rows.shape} must be [n, {self.embedding_size}], n <= {self.capacity}"
             )
         norms = np.einsum("ij,ij->i", rows, rows)
-        if not np.all(norms <= LARGEST**2):
-            raise LofoError(f"row {np.argmin(~(norms <= LARGEST**2))} is not finite or too large")
+        fits = norms <= LARGEST**2 * (1 + 2.0**-10)  # what `checked_points` took, in float32
+        if not fits.all():
+            raise LofoError(f"row {np.argmin(fits)} is not finite or too large")
         self.size = len(rows)
         self._points[: self.size] = rows
         if len(self._norms):
