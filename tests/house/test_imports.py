@@ -1,5 +1,6 @@
 """What an import brings along, how long it takes, and what is said where a package is missing."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,8 @@ finally:
 
 def answer(code: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # else sources are compiled at each import
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def test_the_base_imports_numpy_and_the_standard_library_alone(tmp_path: Path) -> None:
