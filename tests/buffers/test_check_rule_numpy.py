@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pickle
 import random
 import subprocess
 import sys
@@ -419,7 +420,29 @@ def test_a_buffer_takes_a_rule_with_choose_alone(by):
         assert buffer.metrics()["evictions"] == 0 and buffer.sample(9).items["id"].shape[0] == 9
 
 
-def test_a_buffer_with_an_own_rule_cannot_be_saved_and_says_so(tmp_path):
+def test_a_buffer_with_an_own_rule_is_loaded_with_the_same_rule(tmp_path):
     buffer = ReplayBuffer(FirstComers(0.5, 1), 4)
-    with pytest.raises(LofoError, match=r"FirstComers\(radius=0.5, limit=1\) cannot be saved"):
-        buffer.save(tmp_path / "buffer")
+    for number, place in enumerate(np.float32([[0], [1], [0]])):
+        buffer.add({"id": number}, embedding=place)
+    path = tmp_path / "buffer"
+    buffer.save(path)
+    with pytest.raises(LofoError, match=r"FirstComers\(radius=0.5, limit=1\), which only you can"):
+        ReplayBuffer.load(path)
+    for other in (FirstComers(0.5, 2), Local(0.5, 1)):
+        with pytest.raises(LofoError, match=r"its rule is FirstComers\(.*, not "):
+            ReplayBuffer.load(path, rule=other)
+    for copy in (
+        ReplayBuffer.load(path, rule=FirstComers(0.5, 1)),
+        pickle.loads(pickle.dumps(buffer)),
+    ):
+        copy.add({"id": 3}, embedding=np.float32([1]))  # refused: that place is taken
+        copy.add({"id": 4}, embedding=np.float32([2]))
+        assert copy.contents().items["id"].tolist() == [0, 1, 4]
+
+
+def test_a_rule_given_to_load_must_be_the_saved_one(tmp_path):
+    path = tmp_path / "buffer"
+    ReplayBuffer(Local(0.5, 2), 4).save(path)
+    assert ReplayBuffer.load(path, rule=Local(0.5, 2)).rule == Local(0.5, 2)
+    with pytest.raises(LofoError, match=r"its rule is Local\(.*0.5.*\), not Local\(.*0.25"):
+        ReplayBuffer.load(path, rule=Local(0.25, 2))

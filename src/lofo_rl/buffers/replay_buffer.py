@@ -326,7 +326,10 @@ class ReplayBuffer:
         return (len(self) if self._steps is None else self._steps.num_complete) > 0
 
     def clear(self) -> None:
-        """Forget everything, the form of the items and the random state included."""
+        """Forget everything, the form of the items and the random state included.
+
+        Batches that were drawn before are no batches of this buffer any more.
+        """
         with self._lock:
             self._is_changing = True
             self._reset()
@@ -403,16 +406,18 @@ class ReplayBuffer:
         cls,
         path: str | os.PathLike[str],
         *,
+        rule: Rule | None = None,
         locality: Any = None,
         group_by: GroupOf | None = None,
         example: Tree | None = None,
     ) -> Self:
         """The buffer that was saved, which continues exactly as the saved one would have.
 
-        An `example` item is needed where items are of classes unknown to this library.
+        A rule of your own must be given again, and so must an `example` item where items are of
+        classes unknown to this library.
         """
         with serialization.judged(path):
-            return cls._unpack(*serialization.read(path), locality, group_by, example)
+            return cls._unpack(*serialization.read(path), rule, locality, group_by, example)
 
     def __reduce__(self) -> Any:
         with self._lock:
@@ -427,20 +432,20 @@ class ReplayBuffer:
                     ]
                 )
         group_by = self._group_by if callable(self._group_by) else None
-        return _unpickled, (type(self), image, self._embed, group_by, example)
+        rule = None if type(self._rule) in RULES.values() else self._rule
+        return _unpickled, (type(self), image, rule, self._embed, group_by, example)
 
     def _pack(self) -> tuple[dict[str, Any], serialization.Arrays]:
         counts, arrays = self._ledger.pack()
         rule = self._rule
-        if type(rule) not in RULES.values():
-            raise LofoError(f"{rule} cannot be saved: a file holds Fifo, Reservoir or Local")
+        is_known = type(rule) in RULES.values()
         numbers: dict[str, Any] = {}
         if isinstance(rule, Local):
             numbers = {"radius": float(rule.radius), "limit": int(rule.limit)}
         num_rows = len(self)
         manifest: dict[str, Any] = {
             "kind": "ReplayBuffer",
-            "rule": {"name": type(rule).__name__, "numbers": numbers},
+            "rule": {"name": type(rule).__name__, "numbers": numbers} if is_known else repr(rule),
             "expected_size": getattr(rule, "expected_size", None),
             "capacity": self._capacity,
             "num_streams": self._num_streams,
@@ -468,13 +473,14 @@ class ReplayBuffer:
         cls,
         manifest: dict[str, Any],
         arrays: serialization.Arrays,
+        rule: Rule | None,
         locality: Any,
         group_by: GroupOf | None,
         example: Tree | None,
     ) -> Self:
         if manifest["kind"] != "ReplayBuffer":
             raise LofoError(f"it holds a {manifest['kind']}")
-        rule = RULES[manifest["rule"]["name"]](**manifest["rule"]["numbers"])
+        rule = _saved_rule(manifest["rule"], rule)
         if manifest["expected_size"] is not None:
             object.__setattr__(rule, "expected_size", int(manifest["expected_size"]))
         options: dict[str, Any] = {
@@ -811,11 +817,22 @@ class ReplayBuffer:
             warnings.warn(f"{self!r}: {words}", LofoWarning, stacklevel=4)
 
 
-def _unpickled(
-    kind: type[ReplayBuffer], image: bytes, locality: Any, group_by: Any, example: Any
-) -> ReplayBuffer:
+def _unpickled(kind: type[ReplayBuffer], image: bytes, *given: Any) -> ReplayBuffer:
     with serialization.judged("the pickled buffer"):
-        return kind._unpack(*serialization.from_bytes(image), locality, group_by, example)
+        return kind._unpack(*serialization.from_bytes(image), *given)
+
+
+def _saved_rule(saved: Any, given: Rule | None) -> Rule:
+    """The rule of a file: of one that this library does not know, the file holds the words."""
+    found: Rule | None = given
+    if isinstance(saved, dict):
+        found = RULES[saved["name"]](**saved["numbers"])
+        saved = repr(found)
+    if found is None:
+        raise LofoError(f"its rule is {saved}, which only you can make: give load(..., rule=)")
+    if given is not None and repr(given) != saved:
+        raise LofoError(f"its rule is {saved}, not {given!r}: give the same one, or none")
+    return found
 
 
 def _checked_rule(rule: Any) -> Rule:
