@@ -305,7 +305,7 @@ def test_the_command_prints_and_keeps_what_it_measured(
     cli.main([*words, "--radii", "0.1", "0.2", "--buffer.locality.num-epochs", "2"])
     printed = capsys.readouterr().out
     assert printed.startswith("mountaincar/dyna_q/lofo: at work, 2 epochs, (0.1, 0.2)\n")
-    assert "one action apart" in printed and "after the run, at most" in printed
+    assert "one action apart" in printed and "after the run, predicted" in printed
     assert "drawn into T1-zone" in printed and "no neighbours" in printed
     assert printed.count("of a random walk of 20,000 steps") == 1  # how to read the table
     assert len(list(tmp_path.glob("*.png"))) == 1

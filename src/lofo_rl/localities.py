@@ -128,7 +128,12 @@ def _table(found: Survey) -> str:
     for kind in kinds:
         values = "".join(f"{distances[f'{kind}_q{q}']:10.4f}" for q in quantiles)
         lines.append(f"    {words.get(kind, 'looks within a cell'):23}{values}")
-    heads = ("after the walk", "after the run, at most", "reach, 50 and 95 %", "drawn into T1-zone")
+    heads = (
+        "after the walk",
+        "after the run, predicted",
+        "reach, 50 and 95 %",
+        "drawn into T1-zone",
+    )
     lines.append(f"    {'radius':>10}" + "".join(f"{head:>24}" for head in heads))
     for r in found.radii:
         has_any = "reach_q50" in r

@@ -38,7 +38,7 @@ def check_sound(buffer, *, is_uncut=False):
     ledger, steps, size = buffer._ledger, buffer._steps, len(buffer)
     assert not buffer._is_changing
     # A load checks that stamps, windows, slots and their counts fit together.
-    loaded = ReplayBuffer._unpack(*serialization.from_bytes(bytes_of(buffer)), None, None, None)
+    loaded = ReplayBuffer._unpack(*serialization.from_bytes(bytes_of(buffer)), *[None] * 4)
     assert image(loaded) == image(buffer)
     assert size == ledger.size <= buffer._capacity and ledger.clock >= size
     assert ledger.oldest() == ledger.stamp[:size].argmin() if size else True

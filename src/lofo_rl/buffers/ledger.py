@@ -174,7 +174,8 @@ class Ledger:
         if not (
             all(type(counts[name]) is int and 0 <= counts[name] < 2**62 for name in COUNTS)
             and counts["size"] <= self.capacity
-            and ("embedding" in arrays) == (self.rule.needs_embedding and counts["size"] > 0)
+            and ("embedding" in arrays) <= self.rule.needs_embedding
+            and ("embedding" in arrays) >= (self.rule.needs_embedding and counts["size"] > 0)
             and len(np.unique(stamp)) == counts["size"]
             and ((stamp >= 0) & (stamp < counts["clock"])).all()
         ):
