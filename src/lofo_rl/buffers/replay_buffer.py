@@ -823,16 +823,17 @@ def _unpickled(kind: type[ReplayBuffer], image: bytes, *given: Any) -> ReplayBuf
 
 
 def _saved_rule(saved: Any, given: Rule | None) -> Rule:
-    """The rule of a file: of one that this library does not know, the file holds the words."""
-    found: Rule | None = given
+    """The rule of a file, which holds only the words of a rule that this library does not know."""
     if isinstance(saved, dict):
-        found = RULES[saved["name"]](**saved["numbers"])
-        saved = repr(found)
-    if found is None:
+        found: Rule = RULES[saved["name"]](**saved["numbers"])
+        if given is not None and given != found:
+            raise LofoError(f"its rule is {found}, not {given!r}: leave out rule=")
+        return found
+    if given is None:
         raise LofoError(f"its rule is {saved}, which only you can make: give load(..., rule=)")
-    if given is not None and repr(given) != saved:
-        raise LofoError(f"its rule is {saved}, not {given!r}: give the same one, or none")
-    return found
+    if repr(given) != saved:
+        raise LofoError(f"its rule is {saved}, not {given!r}: give the same rule")
+    return given
 
 
 def _checked_rule(rule: Any) -> Rule:
