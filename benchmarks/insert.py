@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lofo_rl.buffers import Fifo, Local, Reservoir
-from lofo_rl.functional import Replay, ReplayState, SequenceIndex, TransitionIndex
+from lofo_rl.functional import Replay, ReplayState, SequenceIndex, TransitionIndex, place
 from lofo_rl.types import Transition
 
 CAPACITY, LIVE, EMBEDDING_SIZE, WINDOW = 32_768, 30_000, 16, 50
@@ -31,33 +31,31 @@ Add = Callable[..., ReplayState]
 
 
 def add_with_cond(replay: Replay) -> Add:
-    """The peer: take over, append or refuse, each in a branch of its own."""
+    """The peer: one branch writes, the other refuses."""
 
     def add(state: ReplayState, item: Any, embedding: Any, key: Any) -> ReplayState:
         ledger = state.index
-        slot, num_near, _ = replay.index.rule.place(ledger, embedding, key)
+        slot, num_near, _ = place(replay.index.rule, ledger, embedding, key)
 
         def write(state: ReplayState) -> ReplayState:
             ledger, rows = state
             ledger = ledger._replace(
                 stamp=ledger.stamp.at[slot].set(ledger.clock),
-                embedding=ledger.embedding.at[slot].set(embedding),
+                embedding=ledger.embedding.at[:, slot].set(embedding),
                 size=jnp.maximum(ledger.size, slot + 1),
                 evictions=ledger.evictions + (slot < ledger.size),
             )
             return ReplayState(ledger, replay.storage.write(rows, slot, item))
 
         state = jax.lax.cond(slot < ledger.capacity, write, lambda state: state, state)
-        near_total = ledger.near_total + jnp.array([0, 1]) * num_near
-        return state._replace(
-            index=state.index._replace(clock=ledger.clock + 1, near_total=near_total)
-        )
+        near_low = ledger.near_low + num_near
+        return state._replace(index=state.index._replace(clock=ledger.clock + 1, near_low=near_low))
 
     return add
 
 
-def lived_in(replay: Replay, seed: int) -> ReplayState:
-    """A buffer as it stands late in a run: LIVE rows, in no order of age."""
+def late(replay: Replay, seed: int) -> ReplayState:
+    """A buffer late in a run: LIVE rows, in no order of age."""
     state = replay.init(EXAMPLE, EMBEDDING_SIZE)
     is_sequence = isinstance(replay.index, SequenceIndex)
     ledger = state.index.ledger if is_sequence else state.index
@@ -71,10 +69,10 @@ def lived_in(replay: Replay, seed: int) -> ReplayState:
     return state._replace(index=state.index._replace(ledger=ledger) if is_sequence else ledger)
 
 
-def newcomers(embeddings: np.ndarray, num: int, seed: int) -> np.ndarray:
-    """Half of them fall near a remembered one, half near none."""
+def new_points(embeddings: np.ndarray, num: int, seed: int) -> np.ndarray:
+    """Points [num, D]: half of them are near a live row of embeddings [D, C], half near none."""
     rng = np.random.default_rng(seed)
-    known = embeddings[rng.integers(0, LIVE, num)] + 0.001
+    known = embeddings[:, rng.integers(0, LIVE, num)].T + 0.001
     is_known = rng.uniform(size=(num, 1)) < 0.5
     return np.where(is_known, known, rng.uniform(size=known.shape)).astype(np.float32)
 
@@ -87,10 +85,10 @@ def measure(replay: Replay, add: Add, num_runs: int, num_steps: int) -> tuple[fl
         return jax.lax.scan(body, state, (embeddings, jax.random.split(key, num_steps)))[0]
 
     step = jax.jit(jax.vmap(run) if num_runs > 1 else run, donate_argnums=0)
-    states = [lived_in(replay, seed) for seed in range(num_runs)]
+    states = [late(replay, seed) for seed in range(num_runs)]
     state = jax.tree.map(lambda *x: jnp.stack(x), *states) if num_runs > 1 else states[0]
     ledgers = [getattr(s.index, "ledger", s.index) for s in states]
-    inputs = [newcomers(np.asarray(x.embedding), num_steps, i) for i, x in enumerate(ledgers)]
+    inputs = [new_points(np.asarray(x.embedding), num_steps, i) for i, x in enumerate(ledgers)]
     embeddings = jnp.asarray(np.stack(inputs) if num_runs > 1 else inputs[0])
     keys = jax.random.split(jax.random.key(0), num_runs)
     keys = keys if num_runs > 1 else keys[0]

@@ -259,7 +259,7 @@ def _place(
 
 
 def _fit_embedding(ledger: Ledger, embedding: Array | None) -> Array:
-    size = ledger.embedding.shape[-1]
+    size = ledger.embedding.shape[-2]
     if size == 0:  # a rule without neighbours keeps none, whatever it is handed
         return jnp.zeros(0, jnp.float32)
     if embedding is None or jnp.shape(embedding) != (size,):

@@ -1,29 +1,31 @@
-"""Who is remembered, in which row, since when.
+"""Which samples are kept, in which row, and since when.
 
-Invariant: the live rows are always the prefix [0, size). A newcomer takes a fresh row
-(slot == size), or the row of the one forgotten (slot < size), or is refused (slot == capacity).
+Invariant: the live rows are always the prefix [0, size). A new sample takes a fresh row
+(slot == size), replaces the sample in a row (slot < size), or is refused (slot == capacity).
 """
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from lofo_rl.buffers.rules import Placement
 from lofo_rl.types import Array
 
-DIGIT = 2**30  # the base in which `near_total` is kept: exact beyond both int32 and float32
+DIGIT = 2**30  # the base in which neighbors are summed: exact beyond both int32 and float32
 
 
 class Ledger(NamedTuple):
-    """The book of what a buffer remembers, apart from the payload itself."""
+    """All that a buffer knows of its samples, apart from the items."""
 
-    stamp: Array  # [C] int32, the clock at which the row was taken
-    embedding: Array  # [C, D] float32
+    stamp: Array  # [C] int32, the clock at which the row was written
+    embedding: Array  # [D, C] float32: a CPU reads one coordinate of all rows in a line
     size: Array  # [] int32
-    clock: Array  # [] int32, newcomers seen
+    clock: Array  # [] int32, samples so far
     evictions: Array  # [] int32
     overflow: Array  # [] int32, the evictions that only a larger capacity would have spared
-    near_total: Array  # [2] int32, neighbours found so far: high and low digit in base 2**30
+    near_high: Array  # [] int32, neighbors found so far are near_high * 2**30 + near_low
+    near_low: Array  # [] int32
 
     @property
     def capacity(self) -> int:
@@ -32,52 +34,71 @@ class Ledger(NamedTuple):
 
     @property
     def live(self) -> Array:
-        """Which rows are taken."""
+        """Which rows [C] hold a sample."""
         return jnp.arange(self.capacity) < self.size
 
 
 def init(capacity: int, embedding_size: int) -> Ledger:
-    """An empty ledger; `embedding_size` is 0 for rules that ask for no embedding."""
+    """An empty ledger; `embedding_size` is 0 for rules that need no embedding."""
     return Ledger(
         stamp=jnp.zeros(capacity, jnp.int32),
-        embedding=jnp.zeros((capacity, embedding_size), jnp.float32),
+        embedding=jnp.zeros((embedding_size, capacity), jnp.float32),
         size=jnp.zeros((), jnp.int32),
         clock=jnp.zeros((), jnp.int32),
         evictions=jnp.zeros((), jnp.int32),
         overflow=jnp.zeros((), jnp.int32),
-        near_total=jnp.zeros(2, jnp.int32),
+        near_high=jnp.zeros((), jnp.int32),
+        near_low=jnp.zeros((), jnp.int32),
     )
 
 
 def record(
     ledger: Ledger, placement: Placement, embedding: Array, is_counted: Array | bool = True
 ) -> Ledger:
-    """The ledger after the newcomer took its place; one not counted leaves no trace at all."""
+    """The ledger after a sample took its place; one that is not counted changes nothing."""
     is_counted = jnp.asarray(is_counted)
     slot = jnp.where(is_counted, placement.slot, ledger.capacity)
-    # The second goes nowhere: of a scatter of a single row XLA makes three kernels on a GPU.
-    slots = jnp.stack([slot, jnp.full_like(slot, ledger.capacity)])
     is_fresh = (slot == ledger.size) & (slot < ledger.capacity)
-    digits = ledger.near_total + jnp.where(is_counted, placement.num_near, 0) * jnp.array([0, 1])
-    return Ledger(
-        stamp=ledger.stamp.at[slots].set(ledger.clock, mode="drop"),
-        embedding=ledger.embedding.at[slots].set(embedding, mode="drop"),
+    new = ledger._replace(
+        stamp=_write(ledger.stamp, slot, ledger.clock),
         size=ledger.size + is_fresh,
         clock=ledger.clock + is_counted,
         evictions=ledger.evictions + (slot < ledger.size),
         overflow=ledger.overflow + (placement.overflow & is_counted),
-        # No stack: under vmap that is two more kernels a step.
-        near_total=jnp.where(jnp.arange(2) == 0, digits[0] + digits[1] // DIGIT, digits[1] % DIGIT),
     )
+    if len(embedding):
+        near = ledger.near_low + jnp.where(is_counted, placement.num_near, 0)
+        new = new._replace(
+            embedding=_write(ledger.embedding, slot, embedding),
+            near_high=ledger.near_high + near // DIGIT,
+            near_low=near % DIGIT,
+        )
+    return new
+
+
+def _write(values: Array, slot: Array, new: Array) -> Array:
+    """The values [..., C] with new ones [...] in column `slot`; column C is dropped."""
+    return jax.lax.platform_dependent(values, slot, new, cpu=_write_one, default=_write_two)
+
+
+def _write_one(values: Array, slot: Array, new: Array) -> Array:
+    return values.at[..., slot].set(new, mode="drop")
+
+
+def _write_two(values: Array, slot: Array, new: Array) -> Array:
+    # The second is dropped. A GPU takes three kernels to scatter one column; a CPU takes half a
+    # microsecond more to scatter two.
+    slots = jnp.stack([slot, jnp.full_like(slot, values.shape[-1])])
+    return values.at[..., slots].set(new[..., None], mode="drop")
 
 
 def mean_near(ledger: Ledger) -> Array:
-    """How many neighbours a newcomer has found on average."""
-    total = ledger.near_total[0] * jnp.float32(DIGIT) + ledger.near_total[1]
+    """How many neighbors a new sample has found on average."""
+    total = ledger.near_high * jnp.float32(DIGIT) + ledger.near_low
     return total / jnp.maximum(ledger.clock, 1)
 
 
 def fraction_older(ledger: Ledger, age: Array | int) -> Array:
-    """The fraction of live rows that are not among the last `age` newcomers."""
+    """The fraction of live rows that are not among the last `age` samples."""
     is_old = ledger.live & (ledger.stamp < ledger.clock - age)
     return jnp.sum(is_old) / jnp.maximum(ledger.size, 1)

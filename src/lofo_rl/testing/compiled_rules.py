@@ -124,20 +124,20 @@ def _ledger_at(samples: Samples, taken: Placement, capacity: int, at: tuple[int,
     slot, num_near, overflow = (np.asarray(x[walk, :num]) for x in taken)
     is_stored = slot < capacity
     stamp = np.zeros(capacity, np.int32)
-    embedding = np.zeros((capacity, samples.embedding.shape[-1]), np.float32)
+    embedding = np.zeros((samples.embedding.shape[-1], capacity), np.float32)
     stamp[slot[is_stored]] = np.flatnonzero(is_stored)
-    embedding[slot[is_stored]] = np.asarray(samples.embedding)[walk, :num][is_stored]
+    embedding[:, slot[is_stored]] = np.asarray(samples.embedding)[walk, :num][is_stored].T
     size = int((slot[is_stored] + 1).max(initial=0))
     evictions = np.count_nonzero(is_stored) - size
     digits = divmod(int(num_near.sum()), DIGIT)
-    numbers = (jnp.int32(x) for x in (size, num, evictions, overflow.sum(), digits))
+    numbers = (jnp.int32(x) for x in (size, num, evictions, overflow.sum(), *digits))
     return Ledger(jnp.asarray(stamp), jnp.asarray(embedding), *numbers)
 
 
 def _check_plain_calls(rule: Rule, ledger: Ledger, sample: Samples, compiled: Placement) -> None:
     """The same decision by plain calls: twice, and with remains in rows that are not live."""
     remains = ledger._replace(  # nearer and older than all others
-        embedding=jnp.where(ledger.live[:, None], ledger.embedding, sample.embedding),
+        embedding=jnp.where(ledger.live, ledger.embedding, sample.embedding[:, None]),
         stamp=jnp.where(ledger.live, ledger.stamp, -1),
     )
     fix = "divide by jnp.maximum(x, 1), or select before the division"
