@@ -45,7 +45,7 @@ def add_with_cond(replay: Replay) -> Add:
                 size=jnp.maximum(ledger.size, slot + 1),
                 evictions=ledger.evictions + (slot < ledger.size),
             )
-            return ReplayState(ledger, replay.storage.write(rows, slot, item))
+            return ReplayState(ledger, rows.write(slot, item))
 
         state = jax.lax.cond(slot < ledger.capacity, write, lambda state: state, state)
         near_low = ledger.near_low + num_near

@@ -17,8 +17,7 @@ from lofo_rl.buffers import Fifo, Local, Reservoir
 from lofo_rl.functional import (
     ByError,
     ByReward,
-    DeviceStorage,
-    HostStorage,
+    PackedRows,
     Replay,
     SequenceIndex,
     TransitionIndex,
@@ -173,8 +172,9 @@ def test_rules_compare_and_hash_by_their_numbers():
 def test_structures_tell_classes_apart():
     """`jit` looks programs up by structure: equal ones would share a program."""
     nodes = [Fifo(), Reservoir(), Local(0.5, 2), Uniform(), ByReward(), ByError()]
-    nodes += [DeviceStorage(), HostStorage(), TransitionIndex(Fifo(), 8)]
-    nodes += [TransitionIndex(Fifo(), 9), TransitionIndex(Reservoir(), 8)]
+    nodes += [TransitionIndex(Fifo(), 8), TransitionIndex(Fifo(), 9)]
+    nodes += [TransitionIndex(Reservoir(), 8), Replay(TransitionIndex(Fifo(), 8))]
+    nodes += [Replay(TransitionIndex(Fifo(), 8), group_by) for group_by in ("action", "id")]
     structures = [jax.tree.structure(node) for node in nodes]
     for at, structure in enumerate(structures):
         assert structures.index(structure) == at, nodes[at]
@@ -202,7 +202,7 @@ TRANSITION = Transition(
 )
 RULES = (Fifo(), Reservoir(), Local(0.5, 2))
 INDICES = [TransitionIndex(rule, 8) for rule in RULES]
-INDICES += [SequenceIndex(rule, 8, 3, num_streams=2) for rule in RULES]
+INDICES += [SequenceIndex(rule, 8, 3) for rule in RULES]
 
 
 def number(example, step):
@@ -222,7 +222,7 @@ def fill(replay, state, key, num_steps=30):
 
     def step(state, newcomer):
         step, embedding, key = newcomer
-        return replay.add(state, number(TRANSITION, step), embedding, key, stream=step % 2), None
+        return replay.add(state, number(TRANSITION, step), embedding, key), None
 
     return jax.lax.scan(step, state, (jnp.arange(num_steps), *newcomers(key, num_steps)))[0]
 
@@ -244,25 +244,11 @@ def test_vmap_over_seeds_equals_a_loop(index):
     check_equal(many, jax.tree.map(lambda *x: jnp.stack(x), *loop))
 
 
-@pytest.mark.parametrize("index", [INDICES[1], INDICES[2], INDICES[5]], ids=repr)
-def test_host_storage_step_by_step_equals_device_storage_in_a_scan(index):
-    device, host = Replay(index), Replay(index, HostStorage())
-    expected = fill_one(device, device.init(TRANSITION, 2), KEYS[0])
-    state = host.init(TRANSITION, 2)
-    for step, (embedding, key_add) in enumerate(zip(*newcomers(KEYS[0], 30), strict=True)):
-        item = jax.tree.map(lambda x, step=step: np.full_like(x, step), TRANSITION)
-        state = host.add(state, item, embedding, key_add, stream=step % 2)
-    check_equal(state.index, expected.index)
-    check_equal(host.items(state), device.items(expected))
-    if device.can_sample(expected):
-        check_equal(host.sample(state, 9, KEYS[1]), device.sample(expected, 9, KEYS[1]))
-
-
 @pytest.mark.parametrize("index", INDICES, ids=repr)
 def test_add_never_branches_or_loops(index):
     replay = Replay(index)
     state = jax.vmap(lambda _: replay.init(TRANSITION, 2))(jnp.arange(3))
-    step = jax.vmap(lambda s, key: replay.add(s, TRANSITION, jnp.zeros(2), key, stream=1))
+    step = jax.vmap(lambda s, key: replay.add(s, TRANSITION, jnp.zeros(2), key))
     text = str(jax.make_jaxpr(step)(state, KEYS[:3]))
     assert "scatter" in text and not any(f"{name}[" in text for name in ("while", "scan"))
     assert "conditional(" not in jax.jit(step).lower(state, KEYS[:3]).compile().as_text()
@@ -273,7 +259,7 @@ def test_add_never_branches_or_loops(index):
 def test_add_copies_no_buffer_within_a_scan(index, is_mapped):
     big = TransitionIndex(index.rule, 5000)
     if isinstance(index, SequenceIndex):
-        big = SequenceIndex(index.rule, 5000, 7, num_streams=2)
+        big = SequenceIndex(index.rule, 5000, 7)
     replay = Replay(big)
     run = functools.partial(fill, replay)
     init = functools.partial(replay.init, TRANSITION, 2)
@@ -298,8 +284,7 @@ def test_state_can_be_donated(index):
     assert int(replay.metrics(new)["size"]) == 1
 
 
-@pytest.mark.parametrize("storage", [DeviceStorage(), HostStorage()])
-def test_storage_keeps_dtypes_and_drops_the_refused(storage):
+def test_rows_keep_dtypes_and_drop_the_refused():
     example = Step(
         observation={"image": np.zeros((2, 2), np.uint8), "angle": np.float16(0)},
         action=np.int8(0),
@@ -308,8 +293,8 @@ def test_storage_keeps_dtypes_and_drops_the_refused(storage):
         is_first=np.bool_(False),
         is_last=np.bool_(False),
     )
-    rows = storage.init(3, example)
-    dtypes = [leaf.dtype.name for leaf in jax.tree.leaves(storage.items(rows))]
+    rows = PackedRows.empty(3, example)
+    dtypes = [leaf.dtype.name for leaf in jax.tree.leaves(rows.items())]
     assert dtypes == ["float16", "uint8", "int8", "float32", "bool", "bool", "bool"]
     item = example._replace(
         observation={"image": np.uint8([[1, 2], [3, 255]]), "angle": np.float16(-0.1)},
@@ -317,16 +302,16 @@ def test_storage_keeps_dtypes_and_drops_the_refused(storage):
         reward=-1.5,
         is_last=np.bool_(True),
     )
-    rows = storage.write(storage.write(rows, jnp.int32(1), item), jnp.int32(3), item)
-    assert [leaf.dtype.name for leaf in jax.tree.leaves(storage.items(rows))] == dtypes
-    read = storage.read(rows, jnp.array([[0, 1], [2, 1]]))
+    rows = rows.write(jnp.int32(1), item).write(jnp.int32(3), item)
+    assert [leaf.dtype.name for leaf in jax.tree.leaves(rows.items())] == dtypes
+    read = rows.read(jnp.array([[0, 1], [2, 1]]))
     blank = jax.tree.map(np.zeros_like, example)
     for place, held in (((0, 0), blank), ((0, 1), item), ((1, 0), blank), ((1, 1), item)):
         check_equal(jax.tree.map(lambda x, place=place: x[place], read), held)
     both = jax.tree.map(lambda *x: jnp.stack(x), item, example._replace(reward=2.5))
-    at_once = storage.write(storage.init(3, example), jnp.array([1, 3]), both)
-    check_equal(storage.items(at_once), storage.items(rows))
-    turned = storage.read(storage.write(at_once, jnp.array([2, 0]), both), jnp.array([2, 0, 1]))
+    at_once = PackedRows.empty(3, example).write(jnp.array([1, 3]), both)
+    check_equal(at_once.items(), rows.items())
+    turned = at_once.write(jnp.array([2, 0]), both).read(jnp.array([2, 0, 1]))
     check_equal(turned.reward, np.float32([-1.5, 2.5, -1.5]))
 
 

@@ -1,5 +1,6 @@
 """Reports against numbers worked out by hand, and pages that stand on their own."""
 
+import contextlib
 import json
 import re
 from html.parser import HTMLParser
@@ -379,6 +380,22 @@ def test_a_thinned_record_of_a_cut_run_keeps_its_maps(tmp_path: Path) -> None:
     thin(folder, tmp_path / "thin", every=10)
     (run,) = load([tmp_path / "thin"])
     assert [(file.name, file.step) for file in run.maps[1]] == [("a-lofo-phase1.npz", 200)]
+
+
+def test_settings_of_older_rows_have_the_names_of_today(tmp_path: Path) -> None:
+    old = [
+        {"buffer": {"name": "a", "sampler": {"is": "Uniform"}, "same_action": False}},
+        {"buffer": {"name": "b", "sampler": {"is": "Uniform"}, "same_action": True}},
+        {"buffer": {"name": "c", "sampler": {"is": "Uniform"}}},
+    ]
+    with contextlib.closing(Recorder(tmp_path, 0)) as recorder:
+        recorder.write_header({"from_step": 0, "experiments": old})
+    (header,), _ = read(tmp_path)
+    assert [e["buffer"] for e in header["experiments"]] == [
+        {"name": "a", "sampler": {"is": "Uniform"}, "group_by": None},
+        {"name": "b", "sampler": {"is": "Uniform"}, "group_by": "action"},
+        {"name": "c", "sampler": {"is": "Uniform"}},
+    ]
 
 
 def test_a_resumed_run_reads_as_one(tmp_path: Path) -> None:

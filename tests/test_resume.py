@@ -442,7 +442,7 @@ def test_a_checkpoint_from_before_a_field_came_is_that_run_if_the_field_is_off(
     def change(content: dict[str, np.ndarray]) -> None:
         manifest = json.loads(bytes(content[checkpoint.MANIFEST]))
         buffer = manifest["configuration"][0]["buffer"]
-        del buffer["same_action"]  # off in the run, and not yet known
+        del buffer["group_by"]  # off in the run, and not yet known
         buffer["went_away"] = was_on
         text = json.dumps(manifest).encode()
         content[checkpoint.MANIFEST] = np.frombuffer(text, np.uint8)

@@ -473,10 +473,10 @@ def test_listed_codes_are_placed_beforehand() -> None:
     np.testing.assert_allclose(places[1], locality.embed((), world.decode(codes)), atol=1e-6)
 
 
-def test_neighbours_of_the_same_action_forget_no_action() -> None:
+def test_neighbors_of_the_same_action_forget_no_action() -> None:
     """Each pose keeps the last two of each action; by pose alone it keeps the last two of all."""
     local = Buffer("LoFo", Local(0.5, 2), 400, Handcrafted((1.0,) * 12))
-    apart = replace(local, name="LoFo by action", same_action=True)
+    apart = replace(local, name="LoFo by action", group_by="action")
     buffers = Buffer("FIFO", Fifo(), 400), local, apart
     pack = Pack(tuple(walk(id=f"walk/{b.name}", buffer=b, seeds=(0,)) for b in buffers))
     runs, _ = go_on(pack, begun(pack), 0, 150, warmup=True)
@@ -486,7 +486,7 @@ def test_neighbours_of_the_same_action_forget_no_action() -> None:
         items = buffer.replay.items(replay)
         held.append([(int(items.observation[0][i]), int(items.action[0][i])) for i in live])
     history, by_pose, by_action = held
-    assert len(history) == 300  # both local buffers lived through the same
+    assert len(history) == 300  # both local buffers saw the same
 
     def last_two(kind: Any) -> Counter[tuple[int, int]]:
         count: Counter[Any] = Counter()
@@ -699,11 +699,11 @@ def test_an_impossible_buffer_is_refused() -> None:
         Buffer("LoFo", Local(0.1, 1), 10)
     with pytest.raises(LofoError, match="must fill a batch of"):
         dataclasses.replace(REGISTRY["demo/lofo"].buffer, locality_steps=1)
-    with pytest.raises(LofoError, match="same_action is for Local, not for Fifo"):
-        Buffer("FIFO", Fifo(), 10, same_action=True)
+    with pytest.raises(LofoError, match=r"Fifo\(\) of FIFO looks at none: leave out group_by"):
+        Buffer("FIFO", Fifo(), 10, group_by="action")
     reacher = REGISTRY["reacher/dreamer/lofo"]
     with pytest.raises(LofoError, match="those of Reacher are continuous"):
-        replace(reacher, buffer=replace(reacher.buffer, same_action=True))
+        replace(reacher, buffer=replace(reacher.buffer, group_by="action"))
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

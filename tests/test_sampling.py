@@ -22,7 +22,6 @@ from lofo_rl.experiments import Pack, checkpoint, loop, memory
 from lofo_rl.functional import (
     ByError,
     ByReward,
-    HostStorage,
     Replay,
     SequenceIndex,
     TransitionIndex,
@@ -135,16 +134,14 @@ def test_books_know_what_the_buffer_holds(name, steps):
 @pytest.mark.parametrize("rule", [Fifo(), Reservoir(), Local(0.75, 1)], ids=repr)
 def test_a_start_is_told_its_row(rule):
     """Also in windows, where the row of a start is not the slot of its step."""
-    for index in (TransitionIndex(rule, 4), SequenceIndex(rule, 4, 3, num_streams=2)):
+    for index in (TransitionIndex(rule, 4), SequenceIndex(rule, 4, 3)):
         place = jax.jit(index.place)
         state = index.init(1)
         for step in range(24):
             is_start = step % 5 != 4
             before = state if isinstance(index, TransitionIndex) else state.ledger
             embedding = jnp.float32([step * 7 % 6])
-            state, _, start = place(
-                state, embedding, KEYS[step], is_start=is_start, stream=step % 2
-            )
+            state, _, start = place(state, embedding, KEYS[step], is_start=is_start)
             ledger = state if isinstance(index, TransitionIndex) else state.ledger
             (taken,) = np.nonzero(np.asarray(ledger.live & (ledger.stamp == before.clock)))
             expected = taken.tolist() if is_start else []  # the clock of a closing row stands still
@@ -252,22 +249,6 @@ def test_uniform_is_the_draw_of_the_buffer():
         )
     )
     assert ours == plain
-
-
-def test_a_buffer_on_the_host_is_sampled_alike():
-    device, state, _ = full(TransitionIndex(Fifo(), 8), Uniform(), REWARDS)
-    host = Replay(device.index, HostStorage())
-    there, starts = host.init(EXAMPLE), []
-    for reward in REWARDS:
-        there, start = host.place(there, {"reward": np.float32(reward)})
-        starts.append(int(start))
-    assert starts == list(range(len(REWARDS)))
-    for sampler in (Uniform(), BY_ERROR, BY_REWARD):
-        _, _, book = full(device.index, sampler, REWARDS)
-        ours, theirs = (
-            sampler.sample(book, *pair, 32, KEYS[1]) for pair in ((host, there), (device, state))
-        )
-        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 BIG = 5000

@@ -18,20 +18,19 @@ RADII = (0.25, 0.5, 0.75, 64.0)  # the last is larger than the world
 KEYS = jax.random.split(jax.random.key(11), 64)
 EXAMPLE = {"id": jnp.zeros((), jnp.int32)}
 
-# A step: where it is, whether it is a start, and of which stream. Few places make a crowd.
+# A step: where it is, and whether it is a start. Few places make a crowd.
 STEPS = st.lists(
     st.tuples(
         st.tuples(st.integers(0, 3), st.integers(0, 1)),
         st.sampled_from([True, True, True, False]),
-        st.integers(0, 1),
     ),
     max_size=36,
 )
 
 
 @jax.jit
-def add(replay, state, item, embedding, key, is_start, stream):
-    return replay.add(state, item, embedding, key, is_start=is_start, stream=stream)
+def add(replay, state, item, embedding, key, is_start):
+    return replay.add(state, item, embedding, key, is_start=is_start)
 
 
 draw_row = jax.jit(lambda key, clock: jax.random.randint(key, (), 0, clock + 1))
@@ -42,15 +41,12 @@ def walk(index, rule, steps):
     replay = Replay(index)
     buffer = oracles.SequenceBuffer(rule, index.capacity, index.window, index.num_slots)
     state = replay.init(EXAMPLE, 2)
-    for number, (point, is_start, stream) in enumerate(steps):
-        stream = min(stream, index.num_streams - 1)
+    for number, (point, is_start) in enumerate(steps):
         embedding = tuple(GRID * x for x in point)
         draw = int(draw_row(KEYS[number], buffer.states.seen))
-        buffer.add(100 + number, embedding, is_start=is_start, stream=stream, draw=draw)
+        buffer.add(100 + number, embedding, is_start=is_start, draw=draw)
         item = {"id": np.int32(100 + number)}
-        state = add(
-            replay, state, item, np.float32(embedding), KEYS[number], is_start, np.int32(stream)
-        )
+        state = add(replay, state, item, np.float32(embedding), KEYS[number], is_start)
         check_same(jax.device_get(state), buffer, index)
     return state, buffer
 
@@ -70,13 +66,13 @@ def check_same(state, buffer, index):
 
 
 def check_windows(trajectory, ids, rows, buffer):
-    """Each live start holds the steps of its own stream, in order and without a hole."""
+    """Each live start holds the steps that follow it, in order and without a hole."""
     for sample in buffer.states.samples:
         row, keys = rows[sample.stamp], buffer.steps(sample)
         slots = trajectory.window[row, : trajectory.filled[row]]
         assert ids[slots].tolist() == [buffer.trajectory[key] for key in keys]
         assert trajectory.known[slots].tolist() == [key not in buffer.unknown for key in keys]
-        if keys:  # whoever is remembered as a start has its reward
+        if keys:  # the reward of a live start is known
             assert trajectory.known[slots[0]]
 
 
@@ -89,12 +85,7 @@ def check_steps(trajectory, ids, buffer):
     assert sorted(free + stored.tolist()) == list(range(trajectory.num_slots))
 
 
-LOCAL = [  # capacity, window, num_slots, num_streams
-    (5, 3, None, 2),
-    (6, 1, None, 1),
-    (30, 4, None, 2),
-    (5, 4, 6, 2),
-]
+LOCAL = [(5, 3, None), (6, 1, None), (30, 4, None), (5, 4, 6)]  # capacity, window, num_slots
 
 
 @pytest.mark.parametrize("shape", LOCAL)
@@ -111,7 +102,7 @@ def test_local_forgetting_of_starts_is_the_papers(shape, steps, radius, limit):
         assert metrics["step_overflow"] == 0
 
 
-@pytest.mark.parametrize("shape", [(3, 3, None, 2), (4, 2, 4, 1)])
+@pytest.mark.parametrize("shape", [(3, 3, None), (4, 2, 4)])
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(steps=STEPS)
 def test_reservoir_of_starts_stays_within_the_bound(shape, steps):
@@ -122,7 +113,7 @@ def test_reservoir_of_starts_stays_within_the_bound(shape, steps):
         assert state.index.trajectory.step_overflow == 0
 
 
-@pytest.mark.parametrize("shape", [(4, 3, 12, 2), (3, 2, 4, 1)])
+@pytest.mark.parametrize("shape", [(4, 3, 12), (3, 2, 4)])
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(steps=STEPS)
 def test_fifo_of_starts_is_a_ring(shape, steps):
@@ -131,16 +122,14 @@ def test_fifo_of_starts_is_a_ring(shape, steps):
     assert not buffer.unknown
 
 
-@pytest.mark.parametrize("shape", [(4, 3, None, 2), (5, 1, None, 1)])
+@pytest.mark.parametrize("shape", [(4, 3, None), (5, 1, None)])
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(steps=STEPS)
 def test_fifo_needs_no_more_than_two_slots_a_start(shape, steps):
-    legal, was_start = [], {0: False, 1: False}
-    for point, is_start, stream in steps:  # an episode has a step before it has an end
-        stream = min(stream, shape[3] - 1)
-        is_start = is_start or not was_start[stream]
-        legal.append((point, is_start, stream))
-        was_start[stream] = is_start
+    legal, was_start = [], False
+    for point, is_start in steps:  # an episode has a step before it has an end
+        was_start = is_start or not was_start
+        legal.append((point, was_start))
     index = SequenceIndex(Fifo(), *shape)
     assert index.num_slots == shape[0] * min(shape[1], 2)
     state, _ = walk(index, oracles.Fifo(), legal)
@@ -155,7 +144,7 @@ def run(index, places, is_start=None):
         flag = True if is_start is None else is_start[number]
         item = {"id": jnp.int32(number)}
         embedding = jnp.array([float(place)])
-        state = add(replay, state, item, embedding, KEYS[number], flag, jnp.int32(0))
+        state = add(replay, state, item, embedding, KEYS[number], flag)
     return replay, state
 
 
@@ -193,25 +182,21 @@ def test_a_closing_row_ends_a_window_and_starts_none():
 
 
 @pytest.mark.parametrize("rule", [Fifo(), Reservoir(), Local(0.5, 1), Local(0.5, 2)])
-@pytest.mark.parametrize(
-    ("window", "num_slots", "num_streams"),
-    [(3, None, 1), (3, 4, 1), (1, None, 1), (5, 6, 1), (3, None, 2)],
-)
-def test_closing_is_placing_a_step_that_is_no_start(rule, window, num_slots, num_streams):
+@pytest.mark.parametrize(("window", "num_slots"), [(3, None), (3, 4), (1, None), (5, 6)])
+def test_closing_is_placing_a_step_that_is_no_start(rule, window, num_slots):
     """And where it is not there, nothing at all happens; so too where steps find no room."""
-    index = SequenceIndex(rule, 5, window, num_slots, num_streams)
+    index = SequenceIndex(rule, 5, window, num_slots)
     place = jax.jit(index.place)
     both = jax.jit(lambda s, e, k, there, **step: index.place(s, e, k, is_closed=there, **step))
     state, rng = index.init(1), np.random.default_rng(0)
     for number in range(60):
         key, x = jax.random.PRNGKey(number), jnp.asarray(rng.integers(0, 5, 1), jnp.float32)
-        stream = jnp.int32(number % num_streams)
-        step = {"is_start": jnp.asarray(rng.random() < 0.8), "stream": stream}
+        step = {"is_start": jnp.asarray(rng.random() < 0.8)}
         then, slot, row = place(state, x, key, **step)
         same, (own, nowhere), own_row = both(state, x, key, False, **step)
         jax.tree.map(np.testing.assert_array_equal, same, then)
         assert (own, nowhere, own_row) == (slot, index.num_slots, row)
-        slow, closed, _ = place(then, x, key, is_start=False, stream=stream)
+        slow, closed, _ = place(then, x, key, is_start=False)
         fast, slots, own_row = both(state, x, key, True, **step)
         jax.tree.map(np.testing.assert_array_equal, fast, slow)
         assert (*slots, own_row) == (slot, closed, row)
@@ -307,9 +292,3 @@ def test_there_is_nothing_to_sample_before_a_window_is_complete():
     assert not replay.can_sample(state)
     with pytest.raises(ValueError, match="nothing to sample"):
         replay.sample(state, 4, KEYS[0])
-
-
-def test_a_stream_that_does_not_exist_is_refused():
-    index = SequenceIndex(Fifo(), 4, 2, num_streams=2)
-    with pytest.raises(ValueError, match="stream must lie in"):
-        index.place(index.init(), None, None, stream=2)

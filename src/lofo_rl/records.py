@@ -92,7 +92,7 @@ def read(folder: Path) -> tuple[list[dict[str, Any]], list[Row]]:
         try:
             data = json.loads(line)
             if "header" in data:
-                headers.append(data["header"])
+                headers.append(_current(data["header"]))
             else:
                 rows.append(Row(**data))
         except (ValueError, TypeError) as error:
@@ -160,6 +160,18 @@ def read_arrays(folder: Path, name: str) -> dict[str, np.ndarray]:
             return {key: file[key] for key in file.files}
     except Exception as error:  # a damaged file can raise almost anything
         raise LofoError(f"{folder / name} cannot be read as arrays: {error}") from error
+
+
+def _current(settings: Any) -> Any:
+    """Settings as they are named today."""
+    if isinstance(settings, list):
+        return [_current(part) for part in settings]
+    if not isinstance(settings, dict):
+        return settings
+    new = {name: _current(part) for name, part in settings.items()}
+    if "same_action" in new:
+        new["group_by"] = "action" if new.pop("same_action") else None
+    return new
 
 
 def _encoded(rows: Iterable[Row]) -> bytes:

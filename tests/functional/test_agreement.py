@@ -1,7 +1,9 @@
 """The object API and the pure functions: the same decisions, step for step."""
 
+import dataclasses
 import functools
 import operator
+from typing import ClassVar
 
 import hypothesis
 import jax
@@ -12,12 +14,13 @@ import pytest
 import oracles
 from buffers.test_replay_buffer import GRID, RULES, SHAPES, STEPS, contents, make
 from lofo_rl import Local, Replay, ReplayBuffer, SequenceIndex, TransitionIndex
-from lofo_rl.locality import Contrastive
-from lofo_rl.networks import linear
+from lofo_rl.buffers import Placement
+from lofo_rl.functional import near
+from lofo_rl.pytrees import register_dataclass
 from lofo_rl.types import LofoError
 
 KEYS = jax.random.split(jax.random.key(5), 40)
-EXAMPLE = {"id": np.int32(0)}
+EXAMPLE = {"id": np.int32(0), "action": np.int32(0)}
 
 draw_row = jax.jit(lambda key, end: jax.random.randint(key, (), 0, end))
 
@@ -32,15 +35,15 @@ class DeviceDraws:
 
 
 @jax.jit
-def add(replay, state, item, embedding, key, is_start, stream):
-    return replay.add(state, item, embedding, key, is_start=is_start, stream=stream)
+def add(replay, state, item, embedding, key, is_start):
+    return replay.add(state, item, embedding, key, is_start=is_start)
 
 
-def device_twin(rule, shape):
-    capacity, window, num_slots, num_streams = shape
+def device_twin(rule, shape, group_by=None):
+    capacity, window, num_slots, _ = shape
     if window is None:
-        return Replay(TransitionIndex(rule, capacity))
-    return Replay(SequenceIndex(rule, capacity, window, num_slots, num_streams))
+        return Replay(TransitionIndex(rule, capacity), group_by)
+    return Replay(SequenceIndex(rule, capacity, window, num_slots), group_by)
 
 
 def contents_on_device(state, window):
@@ -54,21 +57,45 @@ def contents_on_device(state, window):
     return [(rows[line].tolist(), trajectory.known[line].tolist()) for line in slots]
 
 
+@register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FirstCome:
+    """A rule with a `choose` and a `place` of its own: a crowded place takes no new sample."""
+
+    radius: float
+    limit: int
+    needs_embedding: ClassVar[bool] = True
+    voids_rewards: ClassVar[bool] = True
+
+    def choose(self, ledger, near, rng):
+        slot = ledger.capacity if len(near) >= self.limit else ledger.size
+        return Placement(slot, len(near), False)
+
+    def place(self, ledger, embedding, key):
+        is_near = ledger.live & near(ledger.embedding, embedding, self.radius)
+        num_near = jnp.sum(is_near, dtype=jnp.int32)
+        slot = jnp.where(num_near >= self.limit, ledger.capacity, ledger.size)
+        return Placement(slot, num_near, jnp.zeros((), bool))
+
+
+@pytest.mark.parametrize("group_by", [None, "action"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rule", [rule for rule, _ in RULES], ids=str)
+@pytest.mark.parametrize("rule", [*(rule for rule, _ in RULES), FirstCome(0.5, 2)], ids=str)
 @hypothesis.settings(max_examples=12, deadline=None)
 @hypothesis.given(steps=STEPS)
-def test_the_object_decides_as_the_pure_functions(rule, shape, steps):
-    buffer, replay = make(rule, shape), device_twin(rule, shape)
+def test_the_object_decides_as_the_pure_functions(rule, shape, group_by, steps):
+    if group_by and not rule.needs_embedding:
+        pytest.skip("groups divide neighbors, and this rule has none")
+    buffer, replay = make(rule, shape, group_by=group_by), device_twin(rule, shape, group_by)
     buffer._rng = draws = DeviceDraws()
     state = replay.init(EXAMPLE, 2 if rule.needs_embedding else 0)
-    for number, ((x, y), is_start, stream, _) in enumerate(steps):
-        embedding, stream = (GRID * x, GRID * y), min(stream, shape[3] - 1)
+    for number, ((x, y), is_start, _, group) in enumerate(steps):
+        embedding = (GRID * x, GRID * y)
         is_start |= shape[1] is None
         draws.key = key = KEYS[number]
-        item = {"id": np.int32(100 + number)}
-        buffer.add(item, embedding=embedding, is_last=not is_start, stream=stream)
-        state = add(replay, state, item, np.float32(embedding), key, is_start, np.int32(stream))
+        item = {"id": np.int32(100 + number), "action": np.int32(group)}
+        buffer.add(item, embedding=embedding, is_last=not is_start)
+        state = add(replay, state, item, np.float32(embedding), key, is_start)
         assert contents(buffer) == contents_on_device(jax.device_get(state), shape[1])
     found, metrics = buffer.metrics(age=3), jax.device_get(replay.metrics(state, 3))
     assert found == pytest.approx({name: np.asarray(x).item() for name, x in metrics.items()})
@@ -85,6 +112,10 @@ def test_arrays_of_jax_are_taken_as_they_are():
 
 
 def test_a_fitted_locality_serves_with_its_parameters():
+    pytest.importorskip("optax")  # learned localities are part of the laboratory
+    from lofo_rl.locality import Contrastive
+    from lofo_rl.networks import linear
+
     learned = Contrastive(linear(1), (1,), size=1)
     with pytest.raises(LofoError, match=r"jax\.jit\(locality\.embed\), params"):
         ReplayBuffer(Local(0.5, 1), 4, learned)

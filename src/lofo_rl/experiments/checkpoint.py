@@ -60,7 +60,10 @@ def load(folder: Path, like: Tree, name: str = CHECKPOINT) -> Tree:
         raise _damaged(path, error) from error
     expected = _named(like)
     if missing := expected.keys() ^ stored.keys():
-        raise LofoError(f"{path} does not fit this run: {sorted(missing)[0]} is on one side only")
+        raise LofoError(
+            f"{path} does not fit this run: {sorted(missing)[0]} is on one side only; if another "
+            "version wrote it, start again in another folder (--out)"
+        )
     for leaf, want in expected.items():
         have = stored[leaf]
         if have.shape != want.shape or have.dtype != want.dtype:

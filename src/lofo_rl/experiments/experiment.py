@@ -5,16 +5,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from lofo_rl.agents import Agent, DynaQ
-from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.buffers import Fifo, Reservoir
 from lofo_rl.buffers.rules import Rule
 from lofo_rl.environments import Environment
-from lofo_rl.functional import Replay, Sampler, SequenceIndex, TransitionIndex, Uniform
+from lofo_rl.functional import (
+    Replay,
+    Sampler,
+    SequenceIndex,
+    TransitionIndex,
+    Uniform,
+)
 from lofo_rl.locality import Gradual, Locality
-from lofo_rl.types import Array, LofoError
+from lofo_rl.types import LofoError
 
 LABELS = ("figure", "name")  # settings that change no number
 
@@ -54,7 +59,7 @@ class Buffer:
     window: int | None = None  # steps in a row, for agents that learn from sequences
     num_slots: int | None = None  # of the steps behind the starts; None: all that can be needed
     repeats: bool = False  # windows still growing are drawn too, begun again where they end
-    same_action: bool = False  # a neighbour has taken the same action, too
+    group_by: str | None = None  # a leaf of an item: only samples alike in it are neighbors
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -74,27 +79,24 @@ class Buffer:
             raise LofoError(
                 f"{self.rule} measures distance: give the buffer {self.name} a locality"
             )
-        if self.same_action and not isinstance(self.rule, Local):
-            raise LofoError(f"same_action is for Local, not for {self.rule} of {self.name}")
+        if self.group_by and not self.rule.needs_embedding:
+            raise LofoError(
+                f"groups divide neighbors, and {self.rule} of {self.name} looks at none: leave out "
+                "group_by"
+            )
 
     @property
     def replay(self) -> Replay:
         if self.window:
             sizes = self.capacity, self.window, self.num_slots
-            return Replay(SequenceIndex(self.rule, *sizes, repeats=self.repeats))
-        return Replay(TransitionIndex(self.rule, self.capacity))
+            return Replay(SequenceIndex(self.rule, *sizes, repeats=self.repeats), self.group_by)
+        return Replay(TransitionIndex(self.rule, self.capacity), self.group_by)
 
     @property
     def embedding_size(self) -> int:
         if not (self.rule.needs_embedding and self.locality):
             return 0
-        return self.locality.size + self.same_action
-
-    def tell_apart(self, embedding: Array, action: Array) -> Array:
-        """The embedding [D] with one more number, by which two actions lie two radii apart."""
-        assert isinstance(self.rule, Local)
-        apart = 2 * self.rule.radius * action.astype(embedding.dtype)
-        return jnp.concatenate([embedding, apart[None]])
+        return self.locality.size
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,14 @@ class Experiment:
                 f"a warm-up of {self.schedule.warmup} steps completes no window of {wanted}, so "
                 "there would be nothing to learn from: lengthen schedule.warmup"
             )
-        if self.buffer.same_action and self.environment.spec.action_size:
+        if self.buffer.group_by == "action" and self.environment.spec.action_size:
             raise LofoError(
-                f"same_action of {self.buffer.name} needs actions that can be counted, those of "
+                f"group_by of {self.buffer.name} needs actions that can be counted, those of "
                 f"{type(self.environment).__name__} are continuous"
             )
         if self.buffer.sampler.needs_errors and not hasattr(self.agent, "errors"):
             raise LofoError(
-                f"{self.buffer.sampler} asks what the agent has wrong, but "
+                f"{self.buffer.sampler} needs the agent's errors, but "
                 f"{type(self.agent).__name__} has no method `errors`"
             )
         self._check_counts()

@@ -112,8 +112,6 @@ def _points(
         points = jax.vmap(partial(_embed, buffer), (0, 1), 1)(locality, observations)
     else:
         points = jax.vmap(lambda table, code: table[code], (0, 1), 1)(places, lived.codes)
-    if buffer.same_action:
-        points = jax.vmap(jax.vmap(buffer.tell_apart))(points, lived.actions)
     return points
 
 

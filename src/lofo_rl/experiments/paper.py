@@ -111,8 +111,8 @@ DEMO_BUFFERS = {
     "fifo-small": Buffer("FIFO of LoFo's size", Fifo(), DEMO_STARTS * DEMO_LIMIT),
 }
 # The locality of states and actions, with a third of the limit for each of three actions.
-DEMO_SAME_ACTION = replace(
-    DEMO_BUFFERS["lofo"], name="LoFo by action", rule=Local(0.05, 7), same_action=True
+DEMO_BY_ACTION = replace(
+    DEMO_BUFFERS["lofo"], name="LoFo by action", rule=Local(0.05, 7), group_by="action"
 )
 DEMO_SAMPLERS = {
     "lofo-by_error": replace(DEMO_BUFFERS["lofo"], name="LoFo by error", sampler=ByError()),
@@ -154,7 +154,7 @@ REGISTRY: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (
         *DEMO,
-        _demo("lofo-same_action", "none: a cure beside the faithful run", DEMO_SAME_ACTION),
+        _demo("lofo-same_action", "none: a cure beside the faithful run", DEMO_BY_ACTION),
         *(
             _demo(name, SAMPLING, buffer)  # not in DEMO: asked for by name
             for name, buffer in DEMO_SAMPLERS.items()

@@ -62,7 +62,7 @@ MINIGRID_BUFFERS = {
             MINIGRID.num_codes * MINIGRID_LIMIT,
             MINIGRID_LOCALITY,
             25_000,
-            same_action=True,
+            group_by="action",
         ),
     ),
     "fifo-1.8e6": ("main curves", Buffer("FIFO 1.8e6", Fifo(), 1_800_000)),

@@ -1,5 +1,5 @@
-"""Replay buffers as pure functions under jit, scan and vmap: an index decides where a sample
-goes, a storage holds what it is."""
+"""Replay buffers as pure functions under jit, scan and vmap: an index decides where an item goes,
+rows hold it, a sampler draws it."""
 
 from lofo_rl.extras import needs
 
@@ -10,23 +10,21 @@ with needs("jax", __name__):
     from lofo_rl.functional.rules import near, place
     from lofo_rl.functional.samplers import ByError, ByReward, Sampler, Uniform
     from lofo_rl.functional.sequences import Trajectory
-    from lofo_rl.functional.storage import DeviceStorage, HostStorage, Storage
+    from lofo_rl.functional.storage import PackedRows
 
 __all__ = [
     "ByError",
     "ByReward",
-    "DeviceStorage",
     "Draw",
-    "HostStorage",
     "Index",
     "Ledger",
+    "PackedRows",
     "Placement",
     "Replay",
     "ReplayState",
     "Sampler",
     "SequenceIndex",
     "SequenceState",
-    "Storage",
     "Trajectory",
     "TransitionIndex",
     "Uniform",

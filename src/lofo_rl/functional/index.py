@@ -1,4 +1,4 @@
-"""Where things go and where they are found again: `place` gives a slot, `draw` gives slots."""
+"""Where items go and where they are found again: `place` gives a slot, `draw` gives slots."""
 
 import dataclasses
 from typing import NamedTuple, Protocol
@@ -13,34 +13,35 @@ from lofo_rl.functional import sequences as trajectories
 from lofo_rl.functional.draws import draw_weighted
 from lofo_rl.functional.ledger import Ledger, Placement
 from lofo_rl.functional.sequences import Trajectory
+from lofo_rl.functional.storage import check_kind
 from lofo_rl.pytrees import register_dataclass
-from lofo_rl.types import Array, Key, Metrics, Tree
+from lofo_rl.types import Array, Key, LofoError, Metrics, Tree
 
 
 class Draw(NamedTuple):
-    """What was drawn."""
+    """A sample of the ledger's rows, and where their items are."""
 
     starts: Array  # [B] int32, ledger rows
-    slots: Array  # [B] or [B, N] int32, where the payload lies
+    slots: Array  # [B] or [B, N] int32, where the items are
     known: Array  # [B] or [B, N] bool, False where the reward is unknown
     is_again: Array | None = None  # [B, N] bool, where a window begins again
 
 
 class SequenceState(NamedTuple):
-    """The state-buffer and the book of the trajectory-buffer."""
+    """The starts of windows, and the steps behind them."""
 
     ledger: Ledger
     trajectory: Trajectory
 
 
 class Index(Protocol):
-    """Decides slots, and never sees the payload."""
+    """Decides slots, and never sees the items."""
 
     @property
     def num_slots(self) -> int | None:
-        """How many slots the payload needs; `place` gives this number to what is not stored."""
+        """How many slots the items need; `place` gives this number to an item that is not kept."""
 
-    def init(self, embedding_size: int = 0) -> Tree:
+    def init(self, embedding_size: int = 0, *, is_grouped: bool = False) -> Tree:
         """The state of an empty buffer."""
 
     def place(
@@ -49,14 +50,18 @@ class Index(Protocol):
         embedding: Array | None,
         key: Key | None,
         *,
+        group: Array | None = None,
         is_start: Array | bool = True,
-        stream: Array | int = 0,
         is_closed: Array | None = None,
     ) -> tuple[Tree, Array, Array]:
-        """The slot of a newcomer, and its ledger row: `capacity` if it has none.
+        """The slot of a new item, and its ledger row: `capacity` if it has none.
 
-        Where windows can be closed, `is_closed` asks for the closing row's slot, too: they are [2].
+        With `is_closed`, whether an episode ends, it also gives the closing row's slot: they are
+        [2].
         """
+
+    def ledger(self, state: Tree) -> Ledger:
+        """Which samples are kept."""
 
     def drawable(self, state: Tree) -> Array:
         """Which ledger rows [C] a draw may give."""
@@ -65,13 +70,13 @@ class Index(Protocol):
         """The slots behind ledger rows that can be drawn."""
 
     def draw(self, state: Tree, num: int, key: Key, weight: Array | None = None) -> Draw:
-        """The slots of a sample, uniform or in proportion to a weight for each ledger row."""
+        """A draw, uniform or in proportion to a weight [C] of the ledger rows."""
 
     def can_draw(self, state: Tree) -> Array:
         """Whether there is anything to draw."""
 
     def metrics(self, state: Tree, age: Array | int | None = None) -> Metrics:
-        """Scalars that tell how the buffer fares."""
+        """Scalars about occupancy and forgetting."""
 
 
 @register_dataclass
@@ -90,9 +95,9 @@ class TransitionIndex:
         """One for each row."""
         return self.capacity
 
-    def init(self, embedding_size: int = 0) -> Ledger:
+    def init(self, embedding_size: int = 0, *, is_grouped: bool = False) -> Ledger:
         """An empty ledger."""
-        return _empty_ledger(self.rule, self.capacity, embedding_size)
+        return _empty_ledger(self.rule, self.capacity, embedding_size, is_grouped)
 
     def place(
         self,
@@ -100,23 +105,27 @@ class TransitionIndex:
         embedding: Array | None,
         key: Key | None,
         *,
+        group: Array | None = None,
         is_start: Array | bool = True,
-        stream: Array | int = 0,
         is_closed: Array | None = None,
     ) -> tuple[Ledger, Array, Array]:
-        """The newcomer's row, `capacity` if refused; what starts no transition is never stored."""
+        """The item's row, `capacity` if refused; an item that is no start is never kept."""
         if is_closed is not None:
-            raise ValueError("only windows have a closing row: place single items without one")
-        placed, placement = _place(self.rule, state, embedding, key, is_start)
+            raise LofoError("only windows have a closing row: place single items without one")
+        placed, placement = _place(self.rule, state, embedding, key, group, is_start)
         return placed, placement.slot, placement.slot
 
     def draw(self, state: Ledger, num: int, key: Key, weight: Array | None = None) -> Draw:
-        """Live rows: one lot in [0, size) each, or in proportion to `weight` [C]."""
+        """Live rows: uniform in [0, size), or in proportion to `weight` [C]."""
         if weight is None:
             rows = jax.random.randint(key, (num,), 0, jnp.maximum(state.size, 1))
         else:
             rows = draw_weighted(jnp.where(state.live, weight, 0), num, key)
         return self.find(state, rows)
+
+    def ledger(self, state: Ledger) -> Ledger:
+        """The state itself."""
+        return state
 
     def drawable(self, state: Ledger) -> Array:
         """The live rows."""
@@ -131,17 +140,17 @@ class TransitionIndex:
         return state.size > 0
 
     def metrics(self, state: Ledger, age: Array | int | None = None) -> Metrics:
-        """Occupancy, forgetting and, if asked, the fraction not among the last `age` newcomers."""
+        """Occupancy, forgetting and, with `age`, the fraction not among the last `age` samples."""
         return _ledger_metrics(state, age)
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SequenceIndex:
-    """Windows of steps: the state-buffer is a ledger, and each live start points to its steps.
+    """Windows of steps: each ledger row is a start, and points to the steps of its window.
 
-    The default `num_slots` suffices for every stream in which a closing row, if any, directly
-    follows a start; a smaller one is allowed, and what it loses is counted as `step_overflow`.
+    The default `num_slots` suffices where a closing row, if any, directly follows a start; a
+    smaller one is allowed, and the steps it has no room for are counted as `step_overflow`.
     Only complete windows are drawn; with `repeats` growing ones too, begun again where they end.
     """
 
@@ -149,28 +158,28 @@ class SequenceIndex:
     capacity: int = dataclasses.field(metadata={"static": True})  # B
     window: int = dataclasses.field(metadata={"static": True})  # N
     num_slots: int | None = dataclasses.field(default=None, metadata={"static": True})
-    num_streams: int = dataclasses.field(default=1, metadata={"static": True})
-    repeats: bool = dataclasses.field(default=False, metadata={"static": True})  # growing windows
+    repeats: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "window", "num_streams"):
+        for name in ("capacity", "window"):
             _check_positive(name, getattr(self, name))
         if self.num_slots is None:
             object.__setattr__(self, "num_slots", self.capacity * self._steps_per_start())
         elif self.num_slots < self.window:
-            raise ValueError(f"num_slots must hold a window of {self.window}: {self.num_slots}")
+            raise LofoError(
+                f"num_slots must hold a window of {self.window} steps, got {self.num_slots}"
+            )
 
     def _steps_per_start(self) -> int:
         # Under Fifo a step that a live start reaches is itself a live start, or the closing row
         # right after one; under other rules most of a window may be steps that were forgotten.
         return min(self.window, 2) if type(self.rule) is Fifo else self.window
 
-    def init(self, embedding_size: int = 0) -> SequenceState:
+    def init(self, embedding_size: int = 0, *, is_grouped: bool = False) -> SequenceState:
         """No starts and no steps."""
         assert self.num_slots is not None  # set on construction
-        ledger = _empty_ledger(self.rule, self.capacity, embedding_size)
-        trajectory = trajectories.init(self.capacity, self.window, self.num_slots, self.num_streams)
-        return SequenceState(ledger, trajectory)
+        ledger = _empty_ledger(self.rule, self.capacity, embedding_size, is_grouped)
+        return SequenceState(ledger, trajectories.init(self.capacity, self.window, self.num_slots))
 
     def place(
         self,
@@ -178,22 +187,19 @@ class SequenceIndex:
         embedding: Array | None,
         key: Key | None,
         *,
+        group: Array | None = None,
         is_start: Array | bool = True,
-        stream: Array | int = 0,
         is_closed: Array | None = None,
     ) -> tuple[SequenceState, Array, Array]:
-        """The step's slot, `num_slots` if not stored; a closing row is a step but no start.
+        """The step's slot, `num_slots` if not kept; a closing row is a step but no start.
 
-        Told whether an episode is closed, both slots [2]: what two calls give, but cheaper.
+        With `is_closed`, both slots [2]: what two calls give, but cheaper.
         """
-        if isinstance(stream, int) and not 0 <= stream < self.num_streams:
-            raise ValueError(f"stream must lie in [0, {self.num_streams}), got {stream}")
-        ledger, placement = _place(self.rule, state.ledger, embedding, key, is_start)
+        ledger, placement = _place(self.rule, state.ledger, embedding, key, group, is_start)
         trajectory, slot = trajectories.add(
             state.trajectory,
             placement.slot,
             placement.slot < state.ledger.size,
-            stream,
             is_closed,
             voids_rewards=self.rule.voids_rewards,
         )
@@ -205,8 +211,12 @@ class SequenceIndex:
         weight = drawable if weight is None else jnp.where(drawable, weight, 0)
         return self.find(state, draw_weighted(weight, num, key))
 
+    def ledger(self, state: SequenceState) -> Ledger:
+        """The starts."""
+        return state.ledger
+
     def drawable(self, state: SequenceState) -> Array:
-        """The starts whose window is complete, or at least begun."""
+        """The starts whose window is complete, or at least has a second step."""
         return state.trajectory.begun if self.repeats else state.trajectory.complete
 
     def find(self, state: SequenceState, starts: Array) -> Draw:
@@ -223,7 +233,7 @@ class SequenceIndex:
         return jnp.any(self.drawable(state))
 
     def metrics(self, state: SequenceState, age: Array | int | None = None) -> Metrics:
-        """As for transitions, and how the steps fare."""
+        """As for transitions, and about the steps."""
         trajectory = state.trajectory
         is_unknown = (trajectory.cover > 0) & ~trajectory.known
         return _ledger_metrics(state.ledger, age) | {
@@ -236,13 +246,15 @@ class SequenceIndex:
         }
 
 
-def _empty_ledger(rule: Rule, capacity: int, embedding_size: int) -> Ledger:
+def _empty_ledger(rule: Rule, capacity: int, embedding_size: int, is_grouped: bool) -> Ledger:
     if rule.needs_embedding and embedding_size < 1:
-        raise ValueError(
+        raise LofoError(
             f"{type(rule).__name__} needs an embedding: "
             f"embedding_size must be at least 1, got {embedding_size}"
         )
-    return ledgers.init(capacity, embedding_size)
+    if is_grouped and not rule.needs_embedding:
+        raise LofoError(f"groups divide neighbors, and {rule} looks at none: leave out group_by")
+    return ledgers.init(capacity, embedding_size, is_grouped=is_grouped)
 
 
 def _place(
@@ -250,20 +262,27 @@ def _place(
     ledger: Ledger,
     embedding: Array | None,
     key: Key | None,
+    group: Array | None,
     is_start: Array | bool,
 ) -> tuple[Ledger, Placement]:
+    if (group is None) != (ledger.group is None):
+        kind = "no groups" if ledger.group is None else "groups"
+        raise LofoError(f"the buffer was made with {kind}, got group={group!r}")
+    check_kind("is_start", is_start, jnp.bool_)
     embedding = _fit_embedding(ledger, embedding)
-    placement = rules.place(rule, ledger, embedding, key)
+    placement = rules.place(rule, ledger, embedding, key, group)
     slot = jnp.where(is_start, placement.slot, ledger.capacity)
-    return ledgers.record(ledger, placement, embedding, is_start), placement._replace(slot=slot)
+    new = ledgers.record(ledger, placement, embedding, is_start, group)
+    return new, placement._replace(slot=slot)
 
 
 def _fit_embedding(ledger: Ledger, embedding: Array | None) -> Array:
     size = ledger.embedding.shape[-2]
-    if size == 0:  # a rule without neighbours keeps none, whatever it is handed
+    if size == 0:  # a rule without neighbors keeps none
         return jnp.zeros(0, jnp.float32)
-    if embedding is None or jnp.shape(embedding) != (size,):
-        raise ValueError(f"embedding must have shape ({size},), got {embedding!r}")
+    if embedding is None:
+        raise LofoError(f"embedding must be float32[{size}], got None")
+    check_kind("embedding", embedding, jnp.float32, (size,))
     return jnp.asarray(embedding, jnp.float32)
 
 
@@ -280,4 +299,4 @@ def _ledger_metrics(ledger: Ledger, age: Array | int | None) -> Metrics:
 
 def _check_positive(name: str, value: int) -> None:
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        raise LofoError(f"{name} must be an integer of at least 1, got {value!r}")

@@ -26,6 +26,7 @@ class Ledger(NamedTuple):
     overflow: Array  # [] int32, the evictions that only a larger capacity would have spared
     near_high: Array  # [] int32, neighbors found so far are near_high * 2**30 + near_low
     near_low: Array  # [] int32
+    group: Array | None = None  # [C] int32, where only samples of the same group are neighbors
 
     @property
     def capacity(self) -> int:
@@ -38,7 +39,7 @@ class Ledger(NamedTuple):
         return jnp.arange(self.capacity) < self.size
 
 
-def init(capacity: int, embedding_size: int) -> Ledger:
+def init(capacity: int, embedding_size: int, *, is_grouped: bool = False) -> Ledger:
     """An empty ledger; `embedding_size` is 0 for rules that need no embedding."""
     return Ledger(
         stamp=jnp.zeros(capacity, jnp.int32),
@@ -49,11 +50,16 @@ def init(capacity: int, embedding_size: int) -> Ledger:
         overflow=jnp.zeros((), jnp.int32),
         near_high=jnp.zeros((), jnp.int32),
         near_low=jnp.zeros((), jnp.int32),
+        group=jnp.zeros(capacity, jnp.int32) if is_grouped else None,
     )
 
 
 def record(
-    ledger: Ledger, placement: Placement, embedding: Array, is_counted: Array | bool = True
+    ledger: Ledger,
+    placement: Placement,
+    embedding: Array,
+    is_counted: Array | bool = True,
+    group: Array | None = None,
 ) -> Ledger:
     """The ledger after a sample took its place; one that is not counted changes nothing."""
     is_counted = jnp.asarray(is_counted)
@@ -73,6 +79,9 @@ def record(
             near_high=ledger.near_high + near // DIGIT,
             near_low=near % DIGIT,
         )
+    if ledger.group is not None:
+        assert group is not None  # an index refuses an item without one
+        new = new._replace(group=_write(ledger.group, slot, group))
     return new
 
 

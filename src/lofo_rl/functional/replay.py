@@ -1,42 +1,53 @@
-"""A replay buffer is an index times a storage: the one decides where, the other holds what."""
+"""A replay buffer is an index and rows of items: the one decides where, the other holds what."""
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lofo_rl.functional.index import Draw, Index
-from lofo_rl.functional.storage import DeviceStorage, Storage
+from lofo_rl.functional.storage import PackedRows, check_kind, leaf_names
 from lofo_rl.pytrees import register_dataclass
-from lofo_rl.types import Array, Batch, Key, Metrics, Tree
+from lofo_rl.types import Array, Batch, Key, LofoError, Metrics, Tree
 
 
 class ReplayState(NamedTuple):
     """Everything that a replay buffer remembers."""
 
     index: Tree
-    rows: Tree  # the storage's own form: `Replay.items` gives leaves [T, ...]
+    rows: PackedRows
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Pure `init`, `add`, `sample`: on the device all of it runs under jit, scan and vmap.
+    """Pure `init`, `add` and `sample`: all of it runs under jit, scan and vmap.
 
-    With a storage on the host, `add` consumes its argument: rows are written in place, and the
-    buffers of the index are donated to the compiled decision.
+    `group_by`: the name of a leaf, such as "action", or a function from an item to an integer; only
+    samples of the same group are neighbors. In windows, the group is the start's.
+
+    Shapes and dtypes are checked when a call is traced. Values are not: with
+    `checks_values=True` embeddings must be finite and weights must give a distribution,
+    or a LofoError is raised (under jit it is the last line of jax's own error). Each check calls
+    back from the device, so use it to find a mistake, and not in a long run.
     """
 
     index: Index
-    storage: Storage = dataclasses.field(default_factory=DeviceStorage)
+    group_by: str | Callable[[Any], Any] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+    checks_values: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def init(self, example: Tree, embedding_size: int = 0) -> ReplayState:
         """An empty buffer for items shaped like the example."""
+        is_grouped = self._group(example) is not None
+        index = self.index.init(embedding_size, is_grouped=is_grouped)
         num_slots = self.index.num_slots
         assert num_slots is not None  # every index settles it on construction
-        return ReplayState(self.index.init(embedding_size), self.storage.init(num_slots, example))
+        return ReplayState(index, PackedRows.empty(num_slots, example))
 
     def add(
         self,
@@ -46,10 +57,9 @@ class Replay:
         key: Key | None = None,
         *,
         is_start: Array | bool = True,
-        stream: Array | int = 0,
     ) -> ReplayState:
         """The buffer with one more item, and perhaps one less."""
-        return self.place(state, item, embedding, key, is_start=is_start, stream=stream)[0]
+        return self.place(state, item, embedding, key, is_start=is_start)[0]
 
     def place(
         self,
@@ -58,65 +68,92 @@ class Replay:
         embedding: Array | None = None,
         key: Key | None = None,
         closing: tuple[Tree, Array] | None = None,
-        **step: Any,
+        *,
+        is_start: Array | bool = True,
     ) -> tuple[ReplayState, Array]:
-        """The same, and the ledger row the item took: for samplers, who keep a book of rows.
+        """The same, and the ledger row the item took: for samplers, which know the rows.
 
         In a buffer of windows, `closing` is the closing row of an episode, and whether it is there.
         """
+        group, is_closed = self._group(item), None
         if closing is not None:
             item = jax.tree.map(lambda *x: jnp.stack(x), item, closing[0])
-            step |= {"is_closed": closing[1]}
-        place = (
-            functools.partial(_place_compiled, self.index)
-            if self.storage.is_host
-            else self.index.place
+            is_closed = closing[1]
+            check_kind("whether there is a closing row", is_closed, jnp.bool_)
+        if self.checks_values and embedding is not None:
+            jax.debug.callback(_check_embedding, embedding, is_start)
+        index, slot, start = self.index.place(
+            state.index, embedding, key, group=group, is_start=is_start, is_closed=is_closed
         )
-        index, slot, start = place(state.index, embedding, key, **step)
-        return ReplayState(index, self.storage.write(state.rows, slot, item)), start
+        return ReplayState(index, state.rows.write(slot, item)), start
 
     def sample(self, state: ReplayState, num: int, key: Key, weight: Array | None = None) -> Batch:
-        """A batch, drawn uniformly or in proportion to a weight for each ledger row."""
+        """A batch, drawn uniformly or in proportion to a weight [C] of the ledger rows."""
+        if weight is not None:
+            capacity = self.index.ledger(state.index).capacity
+            check_kind("weight", weight, jnp.float32, (capacity,))
         is_possible = self.can_sample(state)
         if not isinstance(is_possible, jax.core.Tracer) and not is_possible.all():
-            raise ValueError("nothing to sample yet: add items until can_sample(state) is true")
-        draw = (
-            functools.partial(_draw_compiled, self.index)
-            if self.storage.is_host
-            else self.index.draw
-        )
-        return self._read(state, draw(state.index, num, key, weight))
+            raise LofoError("nothing to sample yet: add items until can_sample(state) is true")
+        if self.checks_values:
+            drawable = self.index.drawable(state.index)
+            jax.debug.callback(_check_weight, drawable if weight is None else weight, drawable)
+        return self._read(state, self.index.draw(state.index, num, key, weight))
 
     def read(self, state: ReplayState, starts: Array) -> Batch:
         """The batch of ledger rows that were drawn elsewhere."""
         return self._read(state, self.index.find(state.index, starts))
 
     def _read(self, state: ReplayState, drawn: Draw) -> Batch:
-        items = self.storage.read(state.rows, drawn.slots)
+        items = state.rows.read(drawn.slots)
         if drawn.is_again is not None:  # a recurrent state must not run on into the repetition
             items = items._replace(is_first=items.is_first | drawn.is_again)
-        return Batch(items, drawn.known, drawn.starts)
+        stamps = self.index.ledger(state.index).stamp[drawn.starts]
+        return Batch(items, drawn.known, drawn.starts, stamps)
 
     def items(self, state: ReplayState) -> Tree:
-        """What the slots hold [num_slots, ...]; those that nobody has hold remains."""
-        return self.storage.items(state.rows)
+        """What the slots hold [num_slots, ...]; free slots hold anything."""
+        return state.rows.items()
 
     def can_sample(self, state: ReplayState) -> Array:
-        """Whether there is anything to draw; within jit, sampling before that gives nonsense."""
+        """Whether there is anything to draw; under jit, sampling before that gives nonsense."""
         return self.index.can_draw(state.index)
 
     def metrics(self, state: ReplayState, age: Array | int | None = None) -> Metrics:
-        """Scalars that tell how the buffer fares."""
+        """Scalars about occupancy and forgetting."""
         return self.index.metrics(state.index, age)
 
+    def _group(self, item: Tree) -> Array | None:
+        """The group of an item, None where there are no groups."""
+        if self.group_by is None:
+            return None
+        if isinstance(self.group_by, str):
+            names = leaf_names(item)
+            if self.group_by not in names:
+                raise LofoError(
+                    f"items have no leaf {self.group_by!r}: theirs are {', '.join(names)}"
+                )
+            group = jax.tree.leaves(item)[names.index(self.group_by)]
+        else:
+            group = self.group_by(item)
+        dtype, shape = jnp.result_type(group), jnp.shape(group)
+        if shape or not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
+            raise LofoError(f"a group must be one integer, got {dtype}{[*shape]}")
+        return jnp.asarray(group).astype(jnp.int32)
 
-@functools.partial(jax.jit, donate_argnums=1)
-def _place_compiled(
-    index: Index, state: Tree, embedding: Array | None, key: Key | None, **step: Any
-) -> tuple[Tree, Array, Array]:
-    return index.place(state, embedding, key, **step)
+
+def _check_embedding(embedding: Any, is_start: Any) -> None:
+    if is_start and not np.isfinite(embedding).all():
+        raise LofoError(f"embedding must be finite, got {np.asarray(embedding)}")
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _draw_compiled(index: Index, state: Tree, num: int, key: Key, weight: Array | None) -> Draw:
-    return index.draw(state, num, key, weight)
+def _check_weight(weight: Any, drawable: Any) -> None:
+    own = np.asarray(weight)[np.asarray(drawable)]
+    if not len(own):
+        raise LofoError("nothing to sample yet: add items until can_sample(state) is true")
+    is_right = (np.isfinite(own) & (own >= 0)).all()
+    if not (is_right and 0 < own.sum(dtype=np.float64) <= np.finfo(np.float32).max):
+        raise LofoError(
+            "weight must be finite, at least 0, and more than 0 in some row that can be drawn, "
+            f"got {own}"
+        )

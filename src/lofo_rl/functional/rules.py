@@ -18,19 +18,27 @@ from lofo_rl.types import Array, Key, LofoError
 YOUNGER_THAN_ALL = np.iinfo(np.int32).max  # a stamp that no row can carry
 AT_ONCE = 32  # coordinates that one pass over the rows adds up
 
-Place = Callable[[Any, Ledger, Array, Key | None], Placement]
+Place = Callable[[Any, Ledger, Array, Key | None, Array | None], Placement]
 
 
-def place(rule: Rule, ledger: Ledger, embedding: Array, key: Key | None) -> Placement:
-    """The row of a new sample: by the rule's own method `place`, or by the one that stands here."""
-    own: Place | None = getattr(type(rule), "place", None)
-    method = own or _PLACE.get(type(rule))
-    if method is None:
+def place(
+    rule: Rule, ledger: Ledger, embedding: Array, key: Key | None, group: Array | None = None
+) -> Placement:
+    """The row of a new sample: by the rule's own method `place`, or by the one that stands here.
+
+    `group` is the new sample's, where the ledger has groups.
+    """
+    if own := getattr(type(rule), "place", None):
+        if group is not None:  # at an infinite distance no rule finds a neighbor
+            is_same = ledger.group == group
+            ledger = ledger._replace(embedding=jnp.where(is_same, ledger.embedding, jnp.inf))
+        return own(rule, ledger, embedding, key)
+    if (method := _PLACE.get(type(rule))) is None:
         raise LofoError(
             f"{type(rule).__name__} has no method place(ledger, embedding, key), which "
             "lofo_rl.functional compiles: add one, or use the rule in a ReplayBuffer"
         )
-    return method(rule, ledger, embedding, key)
+    return method(rule, ledger, embedding, key, group)
 
 
 def near(embeddings: Array, embedding: Array, radius: Array | float) -> Array:
@@ -56,13 +64,15 @@ def _add_squares(squares: Array, embeddings: Array, embedding: Array) -> Array:
     return squares
 
 
-def _place_fifo(rule: Fifo, ledger: Ledger, embedding: Array, key: Key | None) -> Placement:
+def _place_fifo(
+    rule: Fifo, ledger: Ledger, embedding: Array, key: Key | None, group: Array | None
+) -> Placement:
     """The next row of the ring."""
     return _without_neighbors(ledger.clock % ledger.capacity)
 
 
 def _place_reservoir(
-    rule: Reservoir, ledger: Ledger, embedding: Array, key: Key | None
+    rule: Reservoir, ledger: Ledger, embedding: Array, key: Key | None, group: Array | None
 ) -> Placement:
     """A fresh row while there is one, then a random row of all samples seen so far."""
     if key is None:
@@ -72,9 +82,13 @@ def _place_reservoir(
     return _without_neighbors(jnp.where(is_full, jnp.minimum(row, ledger.capacity), ledger.size))
 
 
-def _place_local(rule: Local, ledger: Ledger, embedding: Array, key: Key | None) -> Placement:
+def _place_local(
+    rule: Local, ledger: Ledger, embedding: Array, key: Key | None, group: Array | None
+) -> Placement:
     """The oldest neighbor's row if there are enough, else a fresh one, else the oldest."""
     is_near = ledger.live & near(ledger.embedding, embedding, rule.radius)
+    if group is not None:
+        is_near &= ledger.group == group
     num_near = jnp.sum(is_near, dtype=jnp.int32)
     is_crowded, is_full = num_near >= rule.limit, ledger.size >= ledger.capacity
     is_fresh = jnp.arange(ledger.capacity) == ledger.size

@@ -1,8 +1,8 @@
-"""Chained steps behind the starts: where they lie, who reaches them, whose reward is unknown.
+"""Chained steps behind the starts: their slots, their windows, and which rewards are known.
 
 Invariant: every stored step lies in the window of a live start. So B starts with windows of N
-steps never need more than B·N slots, provided a victim's steps are freed before one is taken.
-Nothing here knows the rule: it is told the ledger row of a start and whether someone left it.
+steps never need more than B·N slots, if the steps of a start that leaves are freed first.
+Nothing here knows the rule: `add` is given the row of a start, and whether a sample left that row.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from lofo_rl.types import Array
 
 
 class Trajectory(NamedTuple):
-    """The book of the steps; C is the sentinel of a row, T the sentinel of a slot."""
+    """Windows and steps; the row C stands for no row, the slot T for no slot."""
 
     window: Array  # [C, N] int32, slots of the steps a start reaches; only the first `filled` count
     filled: Array  # [C] int32, complete at N
@@ -22,7 +22,7 @@ class Trajectory(NamedTuple):
     free: Array  # [T] int32, a stack of free slots
     num_free: Array  # [] int32
     high_water: Array  # [] int32, most steps ever stored at once
-    recent: Array  # [S, N-1] int32, rows of each stream's growing starts, newest first, else C
+    recent: Array  # [N-1] int32, rows of the growing starts, newest first, else C
     step_overflow: Array  # [] int32, steps that found no free slot
 
     @property
@@ -47,7 +47,7 @@ class Trajectory(NamedTuple):
         return self.window[rows[:, None], column], is_again
 
 
-def init(capacity: int, window: int, num_slots: int, num_streams: int) -> Trajectory:
+def init(capacity: int, window: int, num_slots: int) -> Trajectory:
     """No steps and no starts."""
     return Trajectory(
         window=jnp.full((capacity, window), num_slots, jnp.int32),
@@ -57,68 +57,68 @@ def init(capacity: int, window: int, num_slots: int, num_streams: int) -> Trajec
         free=jnp.arange(num_slots, dtype=jnp.int32)[::-1],
         num_free=jnp.asarray(num_slots, jnp.int32),
         high_water=jnp.zeros((), jnp.int32),
-        recent=jnp.full((num_streams, window - 1), capacity, jnp.int32),
+        recent=jnp.full(window - 1, capacity, jnp.int32),
         step_overflow=jnp.zeros((), jnp.int32),
     )
 
 
 class Left(NamedTuple):
-    """What a start leaves behind."""
+    """The window of a start that left its row."""
 
     steps: Array  # [N] int32, the slots of its window, else T
     cover: Array  # [N] int32, how many starts still reach them
 
 
 class Joined(NamedTuple):
-    """A step that has come, and whose windows it joins."""
+    """A new step, and the windows it belongs to."""
 
     rows: Array  # [N] int32, those that reach it, by steps since their start, else C
     num_reaching: Array  # [] int32
-    slot: Array  # [] int32, T if nobody reaches it, or there is no room
+    slot: Array  # [] int32, T if no window holds it, or there is no room
     is_stored: Array  # [] bool
     is_lost: Array  # [] bool, there is no room
-    recent: Array  # [N-1] int32, rows of the stream's growing starts now
+    recent: Array  # [N-1] int32, rows of the growing starts now
 
 
 def add(
     trajectory: Trajectory,
     row: Array,
     is_taken: Array,
-    stream: Array | int = 0,
     is_closed: Array | None = None,
     *,
     voids_rewards: bool,
 ) -> tuple[Trajectory, Array]:
-    """The next step of a stream, whose start has `row` (C: none), perhaps taken from another.
+    """The next step, whose start has `row` (C: it starts no window).
 
-    Told whether an episode is closed, it also finds a slot for the closing row, if there is one:
-    slots are then [2]. That is another step without a start, but both are written at once.
+    `is_taken` says that another start leaves the row. With `is_closed`, whether an episode ends, it
+    also finds a slot for the closing row, if there is one: slots are then [2]. That is another step
+    without a start, but both are written at once.
     """
     num_rows = trajectory.filled.shape[0]
     row = jnp.asarray(row, jnp.int32)
-    # The victim's steps must be freed first: otherwise the bound of B·N breaks.
+    # The old steps must be freed first: otherwise the bound of B·N breaks.
     left, trajectory = _forget(trajectory, jnp.where(is_taken, row, num_rows))
-    rows = jnp.concatenate([row[None], trajectory.recent[stream]])
+    rows = jnp.concatenate([row[None], trajectory.recent])
     num_reaching = jnp.sum(rows < num_rows, dtype=jnp.int32)
     first = _join(trajectory, rows, num_reaching, trajectory.num_free)
     joined = [first]
     if is_closed is not None:
-        # Reached by the same starts but for one whose window is complete; not counted anew, for
-        # a sum is a kernel of its own on a GPU.
+        # Reached by the same starts except one whose window is complete; not counted again, as a
+        # sum is a kernel of its own on a GPU.
         rows = jnp.where(is_closed, jnp.append(num_rows, first.recent), num_rows)
         num_left = first.num_reaching - (first.rows[-1] < num_rows)
         num_reaching = jnp.where(is_closed & ~first.is_lost, num_left, 0)
         closing = _join(trajectory, rows, num_reaching, trajectory.num_free - first.is_stored)
-        # what is not there changes nothing
+        # no closing row changes nothing
         recent = jnp.where(is_closed, closing.recent, first.recent)
         joined.append(closing._replace(recent=recent))
     slots = jnp.stack([own.slot for own in joined])
-    grown = _write(trajectory, left, joined, slots, stream, voids_rewards)
+    grown = _write(trajectory, left, joined, slots, voids_rewards)
     return grown, slots[0] if is_closed is None else slots
 
 
 def _forget(trajectory: Trajectory, row: Array) -> tuple[Left, Trajectory]:
-    """A start leaves its row (C: nobody does) to an heir; the steps only it reached are free."""
+    """Let the start in a row leave (C: none): the steps that only it reached are free."""
     num_rows, num_slots = trajectory.filled.shape[0], trajectory.num_slots
     column = jnp.arange(trajectory.window.shape[-1])
     rows = jnp.full_like(column, row)  # a gather: XLA repeats a slice, and then copies the buffer
@@ -131,7 +131,7 @@ def _forget(trajectory: Trajectory, row: Array) -> tuple[Left, Trajectory]:
     return Left(steps, cover), trajectory._replace(
         free=trajectory.free.at[place].set(steps, mode="drop"),
         num_free=trajectory.num_free + num_freed,
-        # A start that leaves while its window is growing must not grow on in its heir.
+        # A window that is still growing must not grow on in the sample that replaces its start.
         recent=jnp.where(trajectory.recent == row, num_rows, trajectory.recent),
     )
 
@@ -152,12 +152,11 @@ def _write(
     left: Left,
     joined: list[Joined],
     slots: Array,
-    stream: Array | int,
     voids_rewards: bool,
 ) -> Trajectory:
-    """The book after one start has left and steps [K] in a row have joined: one scatter an array.
+    """The state after one start has left and steps [K] in a row have joined: one scatter an array.
 
-    What is written twice in a row must come once, as it is in the end.
+    A place that would be written twice must occur once, with its last value.
     """
     num_rows, window = trajectory.window.shape
     column = jnp.arange(window)
@@ -168,7 +167,7 @@ def _write(
     is_taken = (left.steps[:, None] == slots).any(-1)
     steps = jnp.where(is_taken, trajectory.num_slots, left.steps)
     targets = jnp.where(is_stored[:, None], rows, num_rows)
-    # Whoever began d steps ago has d steps so far; an heir's row thereby starts anew.
+    # A start that is d steps old has d steps so far; so the window of a new start begins empty.
     later = jnp.pad(rows, ((0, 1), (0, 1)), constant_values=num_rows)[1:, 1:]
     last = jnp.where(later < num_rows, num_rows, rows)
     voided = steps[: int(voids_rewards)]
@@ -183,6 +182,6 @@ def _write(
         known=trajectory.known.at[jnp.concatenate([voided, slots])].set(known, mode="drop"),
         num_free=num_free,
         high_water=jnp.maximum(trajectory.high_water, trajectory.num_slots - num_free),
-        recent=trajectory.recent.at[stream].set(joined[-1].recent),
+        recent=joined[-1].recent,
         step_overflow=sum((own.is_lost for own in joined), trajectory.step_overflow),
     )

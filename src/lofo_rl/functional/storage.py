@@ -1,46 +1,64 @@
-"""What is held: the payload, on the device or in the host's memory; dtypes are kept."""
+"""The items: rows of 32-bit words on the device; dtypes are kept."""
 
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Protocol
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lofo_rl.pytrees import register_dataclass
-from lofo_rl.types import Array, Tree
+from lofo_rl.types import Array, LofoError, Tree
 
-
-class Storage(Protocol):
-    """Rows of payload; a slot equal to their number is a refused newcomer."""
-
-    is_host: ClassVar[bool]  # written in place, so outside any jit
-
-    def init(self, num_slots: int, example: Tree) -> Tree:
-        """Empty rows, shaped like the example."""
-
-    def write(self, rows: Tree, slot: Array, item: Tree) -> Tree:
-        """The rows with the item in its slot, or items [K, ...] in slots [K]."""
-
-    def read(self, rows: Tree, slots: Array) -> Tree:
-        """The items in the slots."""
-
-    def items(self, rows: Tree) -> Tree:
-        """The items in all slots, also those of slots that nobody has."""
+Leaf = tuple[tuple[int, ...], Any]  # shape and dtype of a leaf of an item
 
 
 @register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
-    """Rows of 32-bit words, and how to read them."""
+    """Rows of words, and how to read them.
+
+    An item is one row, so one scatter and one gather, however many leaves it has: on a GPU, a
+    kernel for each leaf of each buffer was a third of a step's launches.
+    """
 
     words: Array  # [T, W] uint32
     structure: Any = dataclasses.field(metadata={"static": True})
-    leaves: tuple[tuple[tuple[int, ...], Any], ...] = dataclasses.field(metadata={"static": True})
+    leaves: tuple[Leaf, ...] = dataclasses.field(metadata={"static": True})
 
-    def items(self, words: Array) -> Tree:
+    @classmethod
+    def empty(cls, num_slots: int, example: Tree) -> Self:
+        """Zeros, for items shaped like the example."""
+        leaves, structure = jax.tree.flatten(example)
+        kinds = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
+        for name, (_, dtype) in zip(leaf_names(example), kinds, strict=True):
+            if dtype.itemsize > 4:
+                raise LofoError(
+                    f"rows are words of 32 bits, but {name} is {dtype}: store it as two leaves"
+                )
+        width = sum(_num_words(*kind) for kind in kinds)
+        return cls(jnp.zeros((num_slots, width), jnp.uint32), structure, kinds)
+
+    def write(self, slot: Array, item: Tree) -> Self:
+        """The rows with an item in its slot, or items [K, ...] in slots [K]; slot T is dropped."""
+        lead = jnp.shape(slot)
+        self._check(item, lead)
+        kinds = zip(jax.tree.leaves(item), self.leaves, strict=True)
+        none = jnp.zeros((*lead, 0), jnp.uint32)  # an item may be empty: an index that only counts
+        parts = [_to_words(jnp.asarray(x, kind[1]).reshape(*lead, -1)) for x, kind in kinds]
+        words = jnp.concatenate([none, *parts], axis=-1)
+        return dataclasses.replace(self, words=self.words.at[slot].set(words, mode="drop"))
+
+    def read(self, slots: Array) -> Tree:
+        """The items in slots."""
+        return self._items(self.words[slots])
+
+    def items(self) -> Tree:
+        """Every row; those of free slots hold anything."""
+        return self._items(self.words)
+
+    def _items(self, words: Array) -> Tree:
         """The items that some words [..., W] stand for."""
         items, start = [], 0
         for shape, dtype in self.leaves:
@@ -49,85 +67,37 @@ class PackedRows:
             start += size
         return jax.tree.unflatten(self.structure, items)
 
-
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DeviceStorage:
-    """Payload beside the decision, inside `jit`.
-
-    An item is one row of words, so one scatter and one gather, however many leaves it has: on a
-    GPU, a kernel for each leaf of each buffer was a third of a step's launches.
-    """
-
-    is_host: ClassVar[bool] = False
-
-    def init(self, num_slots: int, example: Tree) -> PackedRows:
-        """Zeros on the device."""
-        leaves, structure = jax.tree.flatten(example)
-        kinds = tuple((jnp.shape(x), jnp.result_type(x)) for x in leaves)
-        if wide := [str(dtype) for _, dtype in kinds if dtype.itemsize > 4]:
-            raise ValueError(
-                f"rows are words of 32 bits: store {wide[0]} as two leaves, or on the host"
-            )
-        width = sum(_num_words(*kind) for kind in kinds)
-        return PackedRows(jnp.zeros((num_slots, width), jnp.uint32), structure, kinds)
-
-    def write(self, rows: PackedRows, slot: Array, item: Tree) -> PackedRows:
-        """One scatter; a refused item is dropped by it."""
+    def _check(self, item: Tree, lead: tuple[int, ...]) -> None:
+        """Refuse an item of another structure, shape or kind of number than the example."""
         leaves, structure = jax.tree.flatten(item)
-        lead = jnp.shape(slot)
-        shapes, own = [jnp.shape(x) for x in leaves], [(*lead, *shape) for shape, _ in rows.leaves]
-        if structure != rows.structure or shapes != own:  # else their words would be misread
-            raise ValueError(
-                f"items are {rows.structure} of shapes {own}, got {structure} of {shapes}"
-            )
-        kinds = zip(leaves, rows.leaves, strict=True)
-        none = jnp.zeros((*lead, 0), jnp.uint32)  # an item may be empty: an index that only counts
-        parts = [_to_words(jnp.asarray(x, kind[1]).reshape(*lead, -1)) for x, kind in kinds]
-        words = jnp.concatenate([none, *parts], axis=-1)
-        new = rows.words.at[slot].set(words, mode="drop")
-        return dataclasses.replace(rows, words=new)
-
-    def read(self, rows: PackedRows, slots: Array) -> Tree:
-        """One gather."""
-        return rows.items(rows.words[slots])
-
-    def items(self, rows: PackedRows) -> Tree:
-        """Every row, unpacked."""
-        return rows.items(rows.words)
+        if structure != self.structure:
+            raise LofoError(f"items are {self.structure}, got {structure}")
+        for name, x, (shape, dtype) in zip(leaf_names(item), leaves, self.leaves, strict=True):
+            fix = ": convert it, or make the buffer with such an example"
+            check_kind(name, x, dtype, (*lead, *shape), fix)
 
 
-@register_dataclass
-@dataclasses.dataclass(frozen=True)
-class HostStorage:
-    """Payload too large for the device: numpy rows, written in place."""
+def check_kind(name: str, x: Any, dtype: Any, shape: tuple[int, ...] = (), fix: str = "") -> None:
+    """Refuse an array of another shape, or of a kind of number that the dtype cannot hold."""
+    given, got, dtype = jnp.result_type(x), jnp.shape(x), jnp.dtype(dtype)
+    if got != shape or _rank(given) > _rank(dtype):
+        raise LofoError(f"{name} must be {dtype}{[*shape]}, got {given}{[*got]}{fix}")
 
-    is_host: ClassVar[bool] = True
 
-    def init(self, num_slots: int, example: Tree) -> Tree:
-        """Zeros in the host's memory, which the system hands out only as they are written."""
-        return jax.tree.map(
-            lambda x: np.zeros((num_slots, *np.shape(x)), jnp.result_type(x)), example
-        )
+def leaf_names(item: Tree) -> list[str]:
+    """The names of the leaves, like `observation.image`."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(item)[0]]
+    return [".".join(str(_name(key)) for key in path) or "the item" for path in paths]
 
-    def write(self, rows: Tree, slot: Array, item: Tree) -> Tree:
-        """The same rows, changed in place unless the item was refused."""
-        places = np.asarray(slot)
 
-        def put(row: np.ndarray, x: Array) -> None:
-            is_there = places < len(row)
-            row[places[is_there]] = np.asarray(x)[is_there]
+def _name(key: Any) -> Any:
+    return next(getattr(key, at) for at in ("name", "key", "idx") if hasattr(key, at))
 
-        jax.tree.map(put, rows, item)
-        return rows
 
-    def read(self, rows: Tree, slots: Array) -> Tree:
-        """Copies of the rows."""
-        return jax.tree.map(lambda row: row[np.asarray(slots)], rows)
-
-    def items(self, rows: Tree) -> Tree:
-        """The rows as they are."""
-        return rows
+def _rank(dtype: Any) -> int:
+    """Which kind of number: a higher one does not fit into a lower one."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
 
 
 def _num_words(shape: tuple[int, ...], dtype: Any) -> int:
