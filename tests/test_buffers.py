@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import oracles
-from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.buffers import Fifo, Local, Prioritized, Reservoir
 from lofo_rl.functional import (
-    ByError,
     ByReward,
     PackedRows,
     Replay,
@@ -171,7 +170,7 @@ def test_rules_compare_and_hash_by_their_numbers():
 
 def test_structures_tell_classes_apart():
     """`jit` looks programs up by structure: equal ones would share a program."""
-    nodes = [Fifo(), Reservoir(), Local(0.5, 2), Uniform(), ByReward(), ByError()]
+    nodes = [Fifo(), Reservoir(), Local(0.5, 2), Uniform(), ByReward(), Prioritized()]
     nodes += [TransitionIndex(Fifo(), 8), TransitionIndex(Fifo(), 9)]
     nodes += [TransitionIndex(Reservoir(), 8), Replay(TransitionIndex(Fifo(), 8))]
     nodes += [Replay(TransitionIndex(Fifo(), 8), group_by) for group_by in ("action", "id")]

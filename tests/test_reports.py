@@ -383,16 +383,18 @@ def test_a_thinned_record_of_a_cut_run_keeps_its_maps(tmp_path: Path) -> None:
 
 
 def test_settings_of_older_rows_have_the_names_of_today(tmp_path: Path) -> None:
+    by_error = {"is": "ByError", "exponent": 0.6, "floor": 0.001}
     old = [
-        {"buffer": {"name": "a", "sampler": {"is": "Uniform"}, "same_action": False}},
+        {"buffer": {"name": "a", "sampler": by_error, "same_action": False}},
         {"buffer": {"name": "b", "sampler": {"is": "Uniform"}, "same_action": True}},
         {"buffer": {"name": "c", "sampler": {"is": "Uniform"}}},
     ]
     with contextlib.closing(Recorder(tmp_path, 0)) as recorder:
         recorder.write_header({"from_step": 0, "experiments": old})
     (header,), _ = read(tmp_path)
+    prioritized = {"is": "Prioritized", "exponent": 0.6, "floor": 0.001, "beta": 0.0}
     assert [e["buffer"] for e in header["experiments"]] == [
-        {"name": "a", "sampler": {"is": "Uniform"}, "group_by": None},
+        {"name": "a", "sampler": prioritized, "group_by": None},
         {"name": "b", "sampler": {"is": "Uniform"}, "group_by": "action"},
         {"name": "c", "sampler": {"is": "Uniform"}},
     ]

@@ -31,7 +31,7 @@ from conftest import (
 )
 from lofo_rl.agents import Dreamer, DynaQ, PlaNet
 from lofo_rl.agents.cem import CEM
-from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.buffers import Fifo, Local, Prioritized, Reservoir
 from lofo_rl.environments import MiniGrid, Task
 from lofo_rl.experiments import (
     REGISTRY,
@@ -701,6 +701,8 @@ def test_an_impossible_buffer_is_refused() -> None:
         dataclasses.replace(REGISTRY["demo/lofo"].buffer, locality_steps=1)
     with pytest.raises(LofoError, match=r"Fifo\(\) of FIFO looks at none: leave out group_by"):
         Buffer("FIFO", Fifo(), 10, group_by="action")
+    with pytest.raises(LofoError, match=r"sampler of FIFO must have beta 0, got 0\.4"):
+        Buffer("FIFO", Fifo(), 10, sampler=Prioritized())
     reacher = REGISTRY["reacher/dreamer/lofo"]
     with pytest.raises(LofoError, match="those of Reacher are continuous"):
         replace(reacher, buffer=replace(reacher.buffer, group_by="action"))

@@ -17,22 +17,22 @@ import pytest
 import oracles
 from conftest import arrays, tiny_pack
 from lofo_rl.agents import Appetite, DynaQ
-from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.buffers import Fifo, Local, Prioritized, ReplayBuffer, Reservoir
 from lofo_rl.experiments import Pack, checkpoint, loop, memory
 from lofo_rl.functional import (
-    ByError,
     ByReward,
     Replay,
     SequenceIndex,
     TransitionIndex,
     Uniform,
+    samplers,
 )
 from lofo_rl.networks import MLP
 from lofo_rl.types import Batch, LofoError, Transition
 
 CAPACITY = 5
 EXPONENT, FLOOR = 0.5, 0.25
-BY_ERROR, BY_REWARD = ByError(EXPONENT, FLOOR), ByReward(0.5)
+BY_ERROR, BY_REWARD = Prioritized(EXPONENT, FLOOR), ByReward(0.5)
 NUM_LEARNT = 3  # rows of one `learn`
 KEYS = jax.random.split(jax.random.key(3), 64)
 EXAMPLE = {"reward": jnp.float32(0)}
@@ -59,13 +59,17 @@ STEPS = st.lists(
 def place(replay, state, books, reward, embedding, key):
     state, start = replay.place(state, {"reward": reward}, embedding, key)
     return state, (
-        BY_ERROR.add(books[0], start, reward),
-        BY_REWARD.add(books[1], start, reward),
+        samplers.add(BY_ERROR, books[0], start, reward),
+        samplers.add(BY_REWARD, books[1], start, reward),
     )
 
 
-learn = jax.jit(BY_ERROR.learn)
-draw_lot = jax.jit(lambda key, clock: jax.random.randint(key, (), 0, clock + 1))
+@functools.partial(jax.jit, static_argnums=0)
+def learn(replay, state, book, rows, errors):
+    return samplers.learn(BY_ERROR, book, replay, state, replay.read(state, rows), errors)
+
+
+draw_row = jax.jit(lambda key, clock: jax.random.randint(key, (), 0, clock + 1))
 
 
 @dataclasses.dataclass
@@ -115,9 +119,9 @@ def test_books_know_what_the_buffer_holds(name, steps):
     replay = Replay(TransitionIndex(rule, CAPACITY))
     buffer, book = oracles.TransitionBuffer(oracle(), CAPACITY), Book()
     state = replay.init(EXAMPLE, 1)
-    books = BY_ERROR.init(CAPACITY), BY_REWARD.init(CAPACITY)
+    books = tuple(samplers.init(sampler, CAPACITY) for sampler in (BY_ERROR, BY_REWARD))
     for step, (cell, reward, lessons) in enumerate(steps):
-        victim = buffer.add((0.5 * cell,), int(draw_lot(KEYS[step], step)))
+        victim = buffer.add((0.5 * cell,), int(draw_row(KEYS[step], step)))
         book.add(step, reward)
         if victim is not None:
             book.forget(victim.stamp)
@@ -127,12 +131,13 @@ def test_books_know_what_the_buffer_holds(name, steps):
         rows = np.int32([lot % int(state.index.size) for lot, _ in lessons])
         errors = [(int(state.index.stamp[r]), e) for r, (_, e) in zip(rows, lessons, strict=True)]
         book.learn(errors)
-        books = learn(books[0], rows, np.float32([e for _, e in errors])), books[1]
+        learnt = learn(replay, state, books[0], rows, np.float32([e for _, e in errors]))
+        books = learnt, books[1]
         check_same(*jax.device_get((state, books)), book)
 
 
 @pytest.mark.parametrize("rule", [Fifo(), Reservoir(), Local(0.75, 1)], ids=repr)
-def test_a_start_is_told_its_row(rule):
+def test_place_gives_the_row_of_a_start(rule):
     """Also in windows, where the row of a start is not the slot of its step."""
     for index in (TransitionIndex(rule, 4), SequenceIndex(rule, 4, 3)):
         place = jax.jit(index.place)
@@ -154,14 +159,14 @@ def full(index, sampler, rewards):
 
     def add(carry, reward):
         state, start = replay.place(carry[0], {"reward": reward})
-        return (state, sampler.add(carry[1], start, reward)), None
+        return (state, samplers.add(sampler, carry[1], start, reward)), None
 
-    empty = replay.init(EXAMPLE), sampler.init(index.capacity)
+    empty = replay.init(EXAMPLE), samplers.init(sampler, index.capacity)
     return replay, *jax.jit(lambda r: jax.lax.scan(add, empty, r)[0])(jnp.float32(rewards))
 
 
 def frequencies(sampler, replay, state, book, num=40_000):
-    batch = jax.jit(lambda key: sampler.sample(book, replay, state, num, key))(KEYS[0])
+    batch = jax.jit(lambda key: samplers.sample(sampler, book, replay, state, num, key))(KEYS[0])
     assert batch.starts.shape == (num,)
     again = replay.read(state, batch.starts)
     np.testing.assert_array_equal(batch.items["reward"], again.items["reward"])
@@ -176,25 +181,102 @@ def assert_frequencies(found, expected):
     assert (np.abs(found - expected) <= 4 * error + 1e-9).all(), (found, expected)
 
 
+def taught(sampler, replay, state, book, rows, errors):
+    """The book after rows showed errors."""
+    batch = replay.read(state, jnp.array(rows))
+    return samplers.learn(sampler, book, replay, state, batch, jnp.array(errors))
+
+
 def test_errors_are_drawn_in_proportion_to_their_priority():
     replay, state, book = full(TransitionIndex(Fifo(), 6), BY_ERROR, [0.0] * 4)
     fresh = frequencies(BY_ERROR, replay, state, book)
     assert_frequencies(fresh, [0.25] * 4 + [0, 0])
-    book = BY_ERROR.learn(book, jnp.array([0, 2, 2]), jnp.array([8.75, 0.0, 2.0]))
+    book = taught(BY_ERROR, replay, state, book, [0, 2, 2], [8.75, 0.0, 2.0])
     assert book.priority.tolist() == [3.0, 1.0, 1.5, 1.0, 0.0, 0.0]
     assert_frequencies(
         frequencies(BY_ERROR, replay, state, book), np.array([3, 1, 1.5, 1, 0, 0]) / 6.5
     )
-    book = BY_ERROR.add(book, jnp.int32(1), jnp.float32(0))  # a newcomer takes row 1
+    book = samplers.add(BY_ERROR, book, jnp.int32(1), jnp.float32(0))  # a new sample in row 1
     assert_frequencies(
         frequencies(BY_ERROR, replay, state, book), np.array([3, 3, 1.5, 1, 0, 0]) / 8.5
     )
 
 
+def test_priorities_are_drawn_as_they_should():
+    """Chi-square over 600 rows, in three blocks, and weights by hand."""
+    num, num_draws = 600, 200_000
+    sampler = Prioritized(0.7, 0.01, 0.5)
+    replay, state, book = full(TransitionIndex(Fifo(), 700), sampler, [0.0] * num)
+    errors = np.random.default_rng(0).exponential(size=num).astype(np.float32)
+    book = taught(sampler, replay, state, book, range(num), errors)
+    batch = samplers.sample(sampler, book, replay, state, num_draws, KEYS[2])
+    chances = (errors.astype(float) + 0.01) ** 0.7
+    chances /= chances.sum()
+    counts = np.bincount(batch.starts, minlength=num)
+    expected = num_draws * chances
+    assert len(counts) == num and ((counts - expected) ** 2 / expected).sum() < 713.5  # 0.999
+    weights = (num * chances[batch.starts]) ** -0.5
+    np.testing.assert_allclose(batch.weights, weights / weights.max(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_the_object_has_the_same_priorities_and_weights(beta):
+    sampler = Prioritized(0.6, 0.05, beta)
+    buffer = ReplayBuffer(Local(0.75, 2), 12, sampler=sampler)
+    replay = Replay(TransitionIndex(Local(0.75, 2), 12))
+    state, book = replay.init(EXAMPLE, 1), samplers.init(sampler, 12)
+    rng = np.random.default_rng(1)
+    for step in range(60):
+        item, point = {"reward": np.float32(step)}, np.float32(rng.integers(0, 12, 1))
+        buffer.add(item, embedding=point)
+        state, start = replay.place(state, item, point)
+        book = samplers.add(sampler, book, start, item["reward"])
+        batch = buffer.sample(4)
+        errors = rng.exponential(size=4).astype(np.float32)
+        buffer.update_priorities(batch, errors)
+        book = samplers.learn(sampler, book, replay, state, jax.tree.map(jnp.int32, batch), errors)
+    live = len(buffer)
+    tree = buffer._priorities
+    tree._settle()
+    np.testing.assert_allclose(book.priority[:live], tree._tree[np.arange(live)], rtol=1e-5)
+    assert float(book.highest) == pytest.approx(tree.highest, rel=1e-6)
+    batch = samplers.sample(sampler, book, replay, state, 500, KEYS[5])
+    chances = tree._tree[np.asarray(batch.starts)] / tree._tree.total
+    weights = (live * chances) ** -beta
+    np.testing.assert_allclose(batch.weights, weights / weights.max(), rtol=1e-5)
+    assert set(batch.starts.tolist()) == set(range(live))
+    np.testing.assert_array_equal(batch.items["reward"], batch.stamps)
+
+
+def test_windows_have_weights():
+    sampler = Prioritized(1.0, 1e-6, 1.0)
+    replay, state, book = full(SequenceIndex(Fifo(), 8, 3), sampler, REWARDS)  # 4 are complete
+    book = taught(sampler, replay, state, book, [0, 1, 2, 3, 4], [4.0, 2.0, 1.0, 1.0, 50.0])
+    batch = samplers.sample(sampler, book, replay, state, 64, KEYS[0])
+    assert set(batch.starts.tolist()) == {0, 1, 2, 3}
+    weights = np.array([0.25, 0.5, 1.0, 1.0])[batch.starts]
+    np.testing.assert_allclose(batch.weights, weights, rtol=1e-5)
+
+
+def test_a_sample_that_was_replaced_learns_nothing():
+    replay, state, book = full(TransitionIndex(Fifo(), 4), BY_ERROR, [0.0] * 4)
+    batch = replay.read(state, jnp.array([1, 0, 3]))
+    for _ in range(2):  # new samples in rows 0 and 1
+        state, start = replay.place(state, EXAMPLE)
+        book = samplers.add(BY_ERROR, book, start, jnp.float32(0))
+    errors = jnp.array([1e6, 1e6, 3.75])
+    after = jax.jit(lambda *given: samplers.learn(BY_ERROR, book, replay, *given))(
+        state, batch, errors
+    )
+    assert after.priority.tolist() == [1.0, 1.0, 1.0, 2.0] and after.highest == 2.0
+    with pytest.raises(LofoError, match=r"^errors must be float32\[3\], got float32\[2\]"):
+        samplers.learn(BY_ERROR, book, replay, state, batch, errors[:2])
+
+
 def test_exponent_0_is_uniform():
-    sampler = ByError(exponent=0.0)
+    sampler = Prioritized(exponent=0.0)
     replay, state, book = full(TransitionIndex(Fifo(), 6), sampler, [0.0] * 4)
-    book = sampler.learn(book, jnp.array([0, 2]), jnp.array([100.0, 0.0]))
+    book = taught(sampler, replay, state, book, [0, 2], [100.0, 0.0])
     assert_frequencies(frequencies(sampler, replay, state, book), [0.25] * 4 + [0, 0])
 
 
@@ -232,7 +314,7 @@ def test_windows_are_drawn_by_the_reward_of_their_start():
 
 def test_windows_are_drawn_by_error():
     replay, state, book = full(SequenceIndex(Fifo(), 8, 3), BY_ERROR, REWARDS)
-    book = BY_ERROR.learn(book, jnp.array([0]), jnp.array([8.75]))
+    book = taught(BY_ERROR, replay, state, book, [0], [8.75])
     assert_frequencies(
         frequencies(BY_ERROR, replay, state, book), np.array([3, 1, 1, 1, 0, 0, 0, 0]) / 6
     )
@@ -275,14 +357,16 @@ def test_books_are_kept_without_a_copy(sampler, num_seeds):
 
     def keep(carry, reward):
         state, start = replay.place(carry[0], {"reward": reward})
-        book = sampler.learn(sampler.add(carry[1], start, reward), start[None] // 2, reward[None])
-        batch = sampler.sample(book, replay, state, 4, KEYS[0])
+        book = samplers.add(sampler, carry[1], start, reward)
+        drawn = replay.read(state, start[None] // 2)
+        book = samplers.learn(sampler, book, replay, state, drawn, reward[None])
+        batch = samplers.sample(sampler, book, replay, state, 4, KEYS[0])
         return (state, book), batch.starts
 
     def keep_all(carry, rewards):
         return jax.lax.scan(jax.vmap(keep), carry, rewards)
 
-    init = jax.vmap(lambda _: (replay.init(EXAMPLE), sampler.init(BIG)))
+    init = jax.vmap(lambda _: (replay.init(EXAMPLE), samplers.init(sampler, BIG)))
     carry, rewards = jax.eval_shape(init, jnp.arange(num_seeds)), jnp.zeros((30, num_seeds))
     compiled = jax.jit(keep_all, donate_argnums=0).lower(carry, rewards).compile()
     shapes = re.findall(r"\[([\d,]+)\]\S* copy\(", compiled.as_text())
@@ -292,9 +376,9 @@ def test_books_are_kept_without_a_copy(sampler, num_seeds):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ByError(exponent=-0.1),
-        lambda: ByError(floor=0.0),
-        lambda: ByError(floor=float("nan")),
+        lambda: Prioritized(exponent=-0.1),
+        lambda: Prioritized(floor=0.0),
+        lambda: Prioritized(floor=float("nan")),
         lambda: ByReward(-0.1),
         lambda: ByReward(1.1),
     ],
@@ -309,6 +393,11 @@ def test_the_numbers_of_a_sampler_are_data():
     starts = jax.vmap(lambda sampler: sampler.sample(book, replay, state, 500, KEYS[0]).starts)(
         ByReward(jnp.array([0.0, 1.0]))
     )
+    replay, state, book = full(TransitionIndex(Fifo(), 8), BY_ERROR, REWARDS)
+    learnt = jax.vmap(
+        lambda exponent: taught(Prioritized(exponent), replay, state, book, [0], [3.0])
+    )(jnp.array([0.0, 1.0]))
+    np.testing.assert_allclose(learnt.priority[:, 0], [1.0, 3.001], rtol=1e-6)
     shares = np.isin(starts, [1, 4]).mean(axis=1)
     assert shares[0] < 0.45 and shares[1] == 1.0
     assert {ByReward(), ByReward(0.5), Uniform(), Uniform()} == {ByReward(), Uniform()}
@@ -390,7 +479,7 @@ def sampled_pack():
             buffer=replace(experiment.buffer, name=name, sampler=sampler),
         )
 
-    by_error = replace(under(local, ByError()), seeds=(2, 0, 1))
+    by_error = replace(under(local, Prioritized(beta=0.0)), seeds=(2, 0, 1))
     return Pack((under(fifo, Uniform()), by_error, under(fifo, ByReward())))
 
 
@@ -494,7 +583,7 @@ def test_an_agent_that_tells_no_errors_is_refused():
         appetite = Appetite(1, 8)
 
     experiment = tiny_pack().lead
-    buffer = replace(experiment.buffer, sampler=ByError())
+    buffer = replace(experiment.buffer, sampler=Prioritized(beta=0.0))
     with pytest.raises(LofoError, match="Silent has no method `errors`"):
         replace(experiment, agent=Silent(), buffer=buffer)
 
@@ -508,20 +597,21 @@ def rare_reward(sampler, num_states=500, num_updates=250):
 
     def add(carry, item):
         memory, start = replay.place(carry[0], item)
-        return (memory, sampler.add(carry[1], start, item.reward)), None
+        return (memory, samplers.add(sampler, carry[1], start, item.reward)), None
 
     def update(memory, carry, key):
         state, book = carry
-        batch = sampler.sample(book, replay, memory, 8, key)
+        batch = samplers.sample(sampler, book, replay, memory, 8, key)
         state, _ = agent.update(state, batch, key)
-        if sampler.needs_errors:
-            book = sampler.learn(book, batch.starts, agent.errors(state, batch))
+        if samplers.needs_errors(sampler):
+            errors = agent.errors(state, batch)
+            book = samplers.learn(sampler, book, replay, memory, batch, errors)
         return (state, book), None
 
     @jax.jit
     def learn(key):
         empty = replay.init(Observed(items.observation[0], items.reward[0]))
-        (memory, book), _ = jax.lax.scan(add, (empty, sampler.init(num_states)), items)
+        (memory, book), _ = jax.lax.scan(add, (empty, samplers.init(sampler, num_states)), items)
         keys = jax.random.split(key, num_updates)
         carry = 0.1 * agent.init(key), book
         return jax.lax.scan(functools.partial(update, memory), carry, keys)[0][0][-1]
@@ -532,4 +622,4 @@ def rare_reward(sampler, num_states=500, num_updates=250):
 def test_a_rare_reward_is_learnt_sooner():
     """One state of 500 pays: uniform batches of 8 show it about four times in 250 updates."""
     assert rare_reward(Uniform()) < 0.5
-    assert rare_reward(ByError()) > 1.2 and rare_reward(ByReward()) > 1.9
+    assert rare_reward(Prioritized()) > 1.2 and rare_reward(ByReward()) > 1.9

@@ -169,6 +169,8 @@ def _current(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
     new = {name: _current(part) for name, part in settings.items()}
+    if new.get("is") == "ByError":
+        new |= {"is": "Prioritized", "beta": 0.0}
     if "same_action" in new:
         new["group_by"] = "action" if new.pop("same_action") else None
     return new

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lofo_rl.buffers import Fifo, Local
-from lofo_rl.functional import Replay, SequenceIndex, TransitionIndex
+from lofo_rl.buffers import Fifo, Local, Prioritized
+from lofo_rl.functional import Replay, SequenceIndex, TransitionIndex, samplers
 from lofo_rl.types import LofoError, Transition
 
 EXAMPLE = Transition(
@@ -179,15 +179,30 @@ def test_an_empty_buffer_is_found_under_jit():
     assert_refused("nothing to sample yet", sample, state, 2, jax.random.key(0))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -0.5])
+def test_errors_that_give_no_priority_are_found(bad):
+    replay, sampler = Replay(TransitionIndex(Fifo(), 8), checks_values=True), Prioritized()
+    state = replay.add(replay.init({"x": np.float32(0)}), {"x": 0.0})
+    book = samplers.add(sampler, samplers.init(sampler, 8), jnp.int32(0), jnp.float32(0))
+    batch = replay.read(state, jnp.zeros(2, jnp.int32))
+    learn = jax.jit(lambda errors: samplers.learn(sampler, book, replay, state, batch, errors))
+    words = "errors must be finite and at least 0, got ["
+    assert_refused(words, learn, jnp.array([0.5, bad], jnp.float32))
+    assert learn(jnp.array([0.5, 0.0])).priority[0] > 0
+
+
 def test_nothing_is_called_back_unless_values_are_checked():
     def text(replay):
         state = replay.init(EXAMPLE, 2)
+        batch = replay.read(state, jnp.zeros(2, jnp.int32))
+        book = samplers.init(Prioritized(), 8)
 
-        def both(state, key):
+        def all_of_it(state, book, key):
             state = replay.add(state, EXAMPLE, HERE)
-            return replay.sample(state, 2, key, jnp.ones(8))
+            drawn = replay.sample(state, 2, key, jnp.ones(8))
+            return drawn, samplers.learn(Prioritized(), book, replay, state, batch, jnp.ones(2))
 
-        return str(jax.make_jaxpr(both)(state, jax.random.key(0)))
+        return str(jax.make_jaxpr(all_of_it)(state, book, jax.random.key(0)))
 
     assert text(REPLAY).count("callback[") == 0
-    assert text(CHECKED).count("debug_callback[") == 2
+    assert text(CHECKED).count("debug_callback[") == 3

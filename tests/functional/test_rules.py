@@ -29,7 +29,7 @@ def test_neighbors_in_many_dimensions(size):
     squares = np.square(points - points[0]).sum(axis=1)
     radius = np.sqrt(np.median(squares)) or 1.0
     found = jax.jit(near)(jnp.float32(points.T), jnp.float32(points[0]), radius)
-    np.testing.assert_array_equal(found, squares < np.float32(radius) ** 2)
+    np.testing.assert_array_equal(found, squares < np.square(np.float32(radius)))
     many = jax.vmap(near, (None, 0, None))(jnp.float32(points.T), jnp.float32(points[:3]), radius)
     np.testing.assert_array_equal(many[0], found)
 

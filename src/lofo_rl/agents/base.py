@@ -24,7 +24,7 @@ class Agent(Protocol):
     An agent that is a dataclass may also name `traits`: fields that matter to `update` alone, and
     there may be traced numbers, so that runs which differ in them share one program.
     It may have `errors(state, batches)`, the error [num_batches, batch_size] of its
-    model on each sample: samplers such as `ByError` ask for it, on the batches they chose.
+    model on each sample: `Prioritized` needs it, on the batches that it chose.
     It may have `ready(state)`, which acts as the state does and is made once for many steps.
     With `takes_rows` it acts on and learns from `Picked` as well as from pictures.
     """

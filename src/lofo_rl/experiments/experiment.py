@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lofo_rl.agents import Agent, DynaQ
-from lofo_rl.buffers import Fifo, Reservoir
+from lofo_rl.buffers import Fifo, Prioritized, Reservoir
 from lofo_rl.buffers.rules import Rule
 from lofo_rl.environments import Environment
 from lofo_rl.functional import (
@@ -17,6 +17,7 @@ from lofo_rl.functional import (
     SequenceIndex,
     TransitionIndex,
     Uniform,
+    samplers,
 )
 from lofo_rl.locality import Gradual, Locality
 from lofo_rl.types import LofoError
@@ -55,7 +56,7 @@ class Buffer:
     capacity: int
     locality: Locality | None = None
     locality_steps: int = 0  # random steps that fit the locality: neither counted nor stored
-    sampler: Sampler = Uniform()
+    sampler: Sampler | Prioritized = Uniform()
     window: int | None = None  # steps in a row, for agents that learn from sequences
     num_slots: int | None = None  # of the steps behind the starts; None: all that can be needed
     repeats: bool = False  # windows still growing are drawn too, begun again where they end
@@ -83,6 +84,11 @@ class Buffer:
             raise LofoError(
                 f"groups divide neighbors, and {self.rule} of {self.name} looks at none: leave out "
                 "group_by"
+            )
+        if isinstance(self.sampler, Prioritized) and self.sampler.beta != 0:
+            raise LofoError(
+                f"the losses of an experiment are not weighted, so the sampler of {self.name} must "
+                f"have beta 0, got {self.sampler.beta}"
             )
 
     @property
@@ -141,7 +147,7 @@ class Experiment:
                 f"group_by of {self.buffer.name} needs actions that can be counted, those of "
                 f"{type(self.environment).__name__} are continuous"
             )
-        if self.buffer.sampler.needs_errors and not hasattr(self.agent, "errors"):
+        if samplers.needs_errors(self.buffer.sampler) and not hasattr(self.agent, "errors"):
             raise LofoError(
                 f"{self.buffer.sampler} needs the agent's errors, but "
                 f"{type(self.agent).__name__} has no method `errors`"

@@ -181,7 +181,9 @@ def _update(pack: Pack, runs: Runs, keys: StepKeys) -> tuple[Runs, Metrics]:
     batches = jax.tree.map(lambda *x: jnp.concatenate(x), *sampled)
     agents, metrics = pack.update(runs.agents, batches, pack.tile(keys.update))
     samplers = tuple(
-        memory.learn_errors(pack, buffer, pack.part(agents, k), runs.samplers[k], sampled[k])
+        memory.learn_errors(
+            pack, buffer, pack.part(agents, k), runs.replays[k], runs.samplers[k], sampled[k]
+        )
         for k, buffer in enumerate(pack.buffers)
     )
     return runs._replace(agents=agents, samplers=samplers), metrics

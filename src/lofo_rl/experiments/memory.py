@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from lofo_rl.experiments.experiment import Buffer, Experiment
 from lofo_rl.experiments.pack import Pack, Runs
 from lofo_rl.experiments.parcels import lean_scan
-from lofo_rl.functional import Uniform
+from lofo_rl.functional import Uniform, samplers
 from lofo_rl.functional.replay import ReplayState
 from lofo_rl.types import Array, Batch, Key, Step, TimeStep, Transition, Tree
 
@@ -27,19 +27,19 @@ class Lived(NamedTuple):
 
 
 def empty(pack: Pack) -> tuple[tuple[ReplayState, ...], tuple[Tree, ...]]:
-    """The buffers and the samplers' books of all runs, before anything has happened."""
+    """The buffers and the states of the samplers of all runs, before anything has happened."""
     memory = tuple(
         jax.tree.map(
             lambda x, e=e: jnp.broadcast_to(x, (len(e.seeds), *x.shape)),
             (
                 e.buffer.replay.init(_example(pack, e.buffer), e.buffer.embedding_size),
-                e.buffer.sampler.init(e.buffer.capacity),
+                samplers.init(e.buffer.sampler, e.buffer.capacity),
             ),
         )
         for e in pack.experiments
     )
-    replays, samplers = zip(*memory, strict=True)
-    return replays, samplers
+    replays, states = zip(*memory, strict=True)
+    return replays, states
 
 
 def _example(pack: Pack, buffer: Buffer) -> Transition | Step:
@@ -97,8 +97,8 @@ def remember(
 
     memories = list(zip(runs.replays, runs.samplers, strict=True))
     memories, _ = lean_scan(enter, memories, (parts, points, keys))
-    replays, samplers = zip(*memories, strict=True)
-    return runs._replace(replays=replays, samplers=samplers)
+    replays, states = zip(*memories, strict=True)
+    return runs._replace(replays=replays, samplers=states)
 
 
 def _points(
@@ -137,7 +137,8 @@ def _enter(
         )
     closing = _closing(items, answer) if isinstance(items, Step) else None
     replay, starts = jax.vmap(buffer.replay.place)(replay, items, points, keys, closing)
-    return replay, jax.vmap(buffer.sampler.add)(sampler, starts, answer.reward)
+    add = partial(samplers.add, buffer.sampler)
+    return replay, jax.vmap(add)(sampler, starts, answer.reward)
 
 
 def _closing(items: Step, answer: TimeStep) -> tuple[Step, Array]:
@@ -154,16 +155,21 @@ def _closing(items: Step, answer: TimeStep) -> tuple[Step, Array]:
 
 
 def sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key: Key) -> Batch:
-    """All batches of one update: one draw, or one by the sampler and one uniform."""
+    """All batches of one update: one draw, or one by the sampler and one uniform.
+
+    No agent weights its losses, so importance weights are dropped.
+    """
     num_batches, batch_size = pack.lead.agent.appetite[:2]
     num, num_chosen = num_batches * batch_size, _num_chosen(pack) * batch_size
     if isinstance(buffer.sampler, Uniform) or num_chosen == num:
-        batch = buffer.sampler.sample(sampler, buffer.replay, replay, num, key)
+        batch = samplers.sample(buffer.sampler, sampler, buffer.replay, replay, num, key)
     else:
         key_chosen, key_rest = jax.random.split(key)
-        chosen = buffer.sampler.sample(sampler, buffer.replay, replay, num_chosen, key_chosen)
+        draw = partial(samplers.sample, buffer.sampler, sampler, buffer.replay, replay)
+        chosen = draw(num_chosen, key_chosen)._replace(weights=None)
         rest = buffer.replay.sample(replay, num - num_chosen, key_rest)
         batch = jax.tree.map(lambda *x: jnp.concatenate(x), chosen, rest)
+    batch = batch._replace(weights=None)
     batch = jax.tree.map(lambda x: x.reshape(num_batches, batch_size, *x.shape[1:]), batch)
     items = batch.items._replace(observation=pack.show(batch.items.observation))
     if isinstance(items, Transition):
@@ -171,14 +177,18 @@ def sample(pack: Pack, buffer: Buffer, replay: ReplayState, sampler: Tree, key: 
     return batch._replace(items=items)
 
 
-def learn_errors(pack: Pack, buffer: Buffer, agents: Tree, sampler: Tree, batches: Batch) -> Tree:
-    """Tells the sampler what the agent, after its update, has wrong in the chosen batches."""
-    if not buffer.sampler.needs_errors:
+def learn_errors(
+    pack: Pack, buffer: Buffer, agents: Tree, replay: ReplayState, sampler: Tree, batches: Batch
+) -> Tree:
+    """The sampler's state after it got the errors of the updated agents in the chosen batches."""
+    if not samplers.needs_errors(buffer.sampler):
         return sampler
     chosen = jax.tree.map(lambda x: x[:, : _num_chosen(pack)], batches)
     errors = jax.vmap(pack.learner.errors)(agents, chosen)
-    starts, errors = (x.reshape(len(x), -1) for x in (chosen.starts, errors))
-    return jax.vmap(buffer.sampler.learn)(sampler, starts, errors)
+    starts, stamps, errors = (x.reshape(len(x), -1) for x in (chosen.starts, chosen.stamps, errors))
+    learn = partial(samplers.learn, buffer.sampler)
+    rows = chosen._replace(items=(), starts=starts, stamps=stamps)
+    return jax.vmap(learn, (0, None, 0, 0, 0))(sampler, buffer.replay, replay, rows, errors)
 
 
 def _num_chosen(pack: Pack) -> int:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from lofo_rl.agents import DynaQ
-from lofo_rl.buffers import Fifo, Local, Reservoir
+from lofo_rl.buffers import Fifo, Local, Prioritized, Reservoir
 from lofo_rl.environments import MiniGrid, MountainCar
 from lofo_rl.environments.mountaincar import HIGH, LOW
 from lofo_rl.experiments.experiment import Buffer, Experiment, Phase, Schedule
 from lofo_rl.experiments.paper_minigrid import MINIGRID_RUNS, MINIGRID_SWEEPS
 from lofo_rl.experiments.paper_reacher import REACHER_RUNS, small
 from lofo_rl.experiments.sweeps import Axis, Sweep
-from lofo_rl.functional import ByError, ByReward
+from lofo_rl.functional import ByReward
 from lofo_rl.locality import Contrastive, Handcrafted
 from lofo_rl.networks import IDENTITY, MLP, Chain, Rescale, linear
 from lofo_rl.types import LofoError
@@ -57,7 +57,7 @@ SAMPLING = "none: sampling on top of forgetting"
 _LOFO = MOUNTAINCAR_BUFFERS["lofo"][1]
 _FIFO = MOUNTAINCAR_BUFFERS["fifo-4.5e6"][1]
 MOUNTAINCAR_SAMPLERS = {
-    "lofo-by_error": replace(_LOFO, name="LoFo by error", sampler=ByError()),
+    "lofo-by_error": replace(_LOFO, name="LoFo by error", sampler=Prioritized(beta=0.0)),
     "lofo-by_reward": replace(_LOFO, name="LoFo by reward", sampler=ByReward()),
     "fifo-4.5e6-by_reward": replace(_FIFO, name="FIFO 4.5e6 by reward", sampler=ByReward()),
 }
@@ -115,7 +115,9 @@ DEMO_BY_ACTION = replace(
     DEMO_BUFFERS["lofo"], name="LoFo by action", rule=Local(0.05, 7), group_by="action"
 )
 DEMO_SAMPLERS = {
-    "lofo-by_error": replace(DEMO_BUFFERS["lofo"], name="LoFo by error", sampler=ByError()),
+    "lofo-by_error": replace(
+        DEMO_BUFFERS["lofo"], name="LoFo by error", sampler=Prioritized(beta=0.0)
+    ),
     "lofo-by_reward": replace(DEMO_BUFFERS["lofo"], name="LoFo by reward", sampler=ByReward()),
 }
 

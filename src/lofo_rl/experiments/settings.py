@@ -4,9 +4,9 @@ from typing import Any
 
 from lofo_rl.agents import Dreamer, DynaQ, PlaNet, WorldModel
 from lofo_rl.agents.losses import BalancedKL
-from lofo_rl.buffers import Local
+from lofo_rl.buffers import Local, Prioritized
 from lofo_rl.experiments.experiment import Experiment
-from lofo_rl.functional import ByError, ByReward, Sampler, Uniform
+from lofo_rl.functional import ByReward, Sampler, Uniform
 from lofo_rl.locality import Contrastive, Handcrafted
 from lofo_rl.networks import CNN, MLP, Chain, TransposedCNN
 
@@ -170,11 +170,11 @@ def _model_entries(agent: DynaQ) -> list[tuple[str, Any]]:
     ]
 
 
-def sampler_words(sampler: Sampler) -> str:
+def sampler_words(sampler: Sampler | Prioritized) -> str:
     """`by model error, exponent 0.6, floor 0.001`: a sampler and its numbers."""
     if isinstance(sampler, Uniform):
         return "uniform"
-    if isinstance(sampler, ByError):
+    if isinstance(sampler, Prioritized):
         return f"by model error, exponent {sampler.exponent:g}, floor {sampler.floor:g}"
     if isinstance(sampler, ByReward):
         return f"by reward, share {sampler.share:g}"

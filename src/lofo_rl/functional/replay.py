@@ -30,7 +30,7 @@ class Replay:
     samples of the same group are neighbors. In windows, the group is the start's.
 
     Shapes and dtypes are checked when a call is traced. Values are not: with
-    `checks_values=True` embeddings must be finite and weights must give a distribution,
+    `checks_values=True` embeddings and errors must be finite and weights must give a distribution,
     or a LofoError is raised (under jit it is the last line of jax's own error). Each check calls
     back from the device, so use it to find a mistake, and not in a long run.
     """
