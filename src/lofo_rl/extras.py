@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 from lofo_rl.types import LofoError
 
-OPTIONAL = ("jax", "jaxlib", "optax", "tyro", "rich", "matplotlib", "PIL", "gymnasium")
+OPTIONAL = (
+    "jax", "jaxlib", "optax", "tyro", "rich", "matplotlib", "PIL", "gymnasium", "torch",
+    "stable_baselines3",
+)  # fmt: skip
 
 
 class MissingExtra(ModuleNotFoundError, LofoError):

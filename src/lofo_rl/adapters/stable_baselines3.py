@@ -10,15 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from gymnasium import spaces
-from stable_baselines3.common.buffers import BaseBuffer
-from stable_baselines3.common.buffers import ReplayBuffer as HostBuffer
-from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
-from stable_baselines3.common.vec_env import VecNormalize
 
 from lofo_rl.buffers import Local, ReplayBuffer, Rule
+from lofo_rl.extras import needs
 from lofo_rl.types import LofoError
+
+with needs("sb3", __name__):
+    import torch
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import BaseBuffer
+    from stable_baselines3.common.buffers import ReplayBuffer as HostBuffer
+    from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+    from stable_baselines3.common.vec_env import VecNormalize
 
 REFUSED = {
     "optimize_memory_usage": "it stores the next observation in the next row, and LoFo's rows are "
