@@ -34,6 +34,10 @@ BAD = {
     r"observation.image must be uint8\[2, 2\], got uint8\[4\]": {
         "observation": image(np.zeros(4, np.uint8))
     },
+    r"observation.image must be uint8\[2, 2\], got int32": {
+        "observation": image(np.zeros((2, 2), np.int32))
+    },
+    r"action must be int32\[\], got uint32": {"action": np.uint32(1)},
     r"terminated must be bool\[\], got int32": {"terminated": np.int32(1)},
     r"reward must be float32\[\], got complex64": {"reward": np.complex64(1)},
     "items are PyTreeDef": {"observation": EXAMPLE.observation | {"more": np.float32(0)}},

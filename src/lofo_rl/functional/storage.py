@@ -80,7 +80,10 @@ class PackedRows:
 def check_kind(name: str, x: Any, dtype: Any, shape: tuple[int, ...] = (), fix: str = "") -> None:
     """Refuse an array of another shape, or of a kind of number that the dtype cannot hold."""
     given, got, dtype = jnp.result_type(x), jnp.shape(x), jnp.dtype(dtype)
-    if got != shape or _rank(given) > _rank(dtype):
+    is_weak = isinstance(x, int) or getattr(x, "weak_type", False)  # has no width of its own
+    are_integers = jnp.issubdtype(given, jnp.integer) and jnp.issubdtype(dtype, jnp.integer)
+    is_cut = are_integers and not is_weak and not jnp.can_cast(given, dtype)
+    if got != shape or _rank(given) > _rank(dtype) or is_cut:
         raise LofoError(f"{name} must be {dtype}{[*shape]}, got {given}{[*got]}{fix}")
 
 
