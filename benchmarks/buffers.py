@@ -39,6 +39,7 @@ import platform
 import subprocess
 import sys
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -669,12 +670,14 @@ def growth(table: Table, rounds: int) -> None:
     for num_axes in (2, 4):
         made, used, sizes = {}, 0.0, (10_000, 100_000, 1_000_000, 10_000_000)
         for size in sizes:
-            before = resident()
             both = surface(num_axes, size + 50_000, is_walk=False)
             points, news = both[:size], both[size:].copy()
-            made[size] = LocalBuffer(points, news, radius_of(points))
-            del both, points
-            used = (resident() - before) / size
+            given = points, news, radius_of(points)
+            tracemalloc.start()
+            made[size] = LocalBuffer(*given)
+            used = bytes_of_arrays() / made[size].buffer.capacity
+            tracemalloc.stop()
+            del both, points, given
         times = interleaved({f"{n:.0e}": Task(x.add) for n, x in made.items()}, rounds)
         for size in sizes[1:]:
             goal = 2.0 if size == sizes[-1] else None
@@ -684,10 +687,12 @@ def growth(table: Table, rounds: int) -> None:
         table.bytes(f"memory of a row, {num_axes}-D, {sizes[-1]:.0e} rows", used, bound)
 
 
-def resident() -> int:
-    """The bytes of memory that this process holds."""
+def bytes_of_arrays() -> int:
+    """The bytes of all NumPy arrays that were made since the tracing began, and are there."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    only_arrays = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+    traces = tracemalloc.take_snapshot().filter_traces([only_arrays]).traces
+    return sum(trace.size for trace in traces)
 
 
 def functional(table: Table, rounds: int) -> None:
