@@ -63,7 +63,6 @@ compat:
 bench: $(DEV)
 	.venv/bin/python benchmarks/dyna_q.py --runs 1 10 --eager
 	.venv/bin/python benchmarks/insert.py
-	.venv/bin/python benchmarks/neighbours.py
 	MUJOCO_GL=egl .venv/bin/python benchmarks/reacher.py
 
 bench-peers: $(DEV)
