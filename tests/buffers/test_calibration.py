@@ -149,6 +149,28 @@ def test_keeping_for_longer_takes_a_larger_radius():
     assert Local.keeping(500, points) == Local.keeping(500, points, num_steps=25_000)
 
 
+def test_groups_are_counted_apart():
+    """Three groups of one cloud: from 2 000 points to 20 000."""
+    groups, expected, sizes, alone = np.random.default_rng(5).integers(3, size=20_000), [], [], []
+    for seed in range(3):
+        points = cloud(20_000, 2, seed)
+        rule = Local.keeping(3000, points[:2000], groups=groups[:2000], num_steps=20_000)
+        assert rule.expected_size == pytest.approx(3000, rel=0.04)
+        buffer = ReplayBuffer(rule, 20_000)
+        buffer.extend({"x": points}, embedding=points, group=groups)
+        expected.append(rule.expected_size)
+        sizes.append(len(buffer))
+        alone.append(size_after(points, rule.radius, 1))
+        found = suggest_radius(
+            points[:2000], [], 20_000, radius=rule.radius, groups=groups[:2000].astype(bool)
+        )
+        assert found.occupancy < 0.85 * expected[-1]  # of two groups
+    assert np.mean(sizes) == pytest.approx(np.mean(expected), rel=0.15)
+    assert np.mean(alone) < 0.5 * np.mean(sizes)
+    with pytest.raises(LofoError, match="one group for each of 2000 items, got shape"):
+        Local.keeping(300, points[:2000], groups=groups)
+
+
 def test_metrics_show_the_prediction_beside_the_outcome(tmp_path):
     points = cloud(5000, 2)
     rule = Local.keeping(100, points, num_steps=5000)

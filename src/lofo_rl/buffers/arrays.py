@@ -22,3 +22,16 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
         return np.asarray(value)
     except Exception as error:
         raise LofoError(f"{name} must be numbers, got {reprlib.repr(value)}: {error}") from error
+
+
+def checked_groups(group: Any, num: int) -> NDArray[np.int64]:
+    """The groups of `num` samples [num]; one group stands for all."""
+    given = as_array("group", group)
+    if given.dtype.kind not in "iub" or (given.dtype.kind == "u" and given.dtype.itemsize == 8):
+        raise LofoError(
+            f"a group must be an integer, got {given.dtype} {group!r}: for one-hot actions give "
+            "group_by=lambda item: item['action'].argmax()"
+        )
+    if given.size not in (1, num) or (given.size == 1 and num > 1 and given.ndim):
+        raise LofoError(f"there must be one group for each of {num} items, got shape {given.shape}")
+    return np.ascontiguousarray(np.broadcast_to(given.reshape(-1).astype(np.int64), (num,)))

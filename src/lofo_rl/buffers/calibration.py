@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lofo_rl.buffers.arrays import checked_groups
 from lofo_rl.buffers.cells import Points
 from lofo_rl.buffers.ledger import Ledger
 from lofo_rl.buffers.neighbors import LARGEST, SMALLEST, check_radius, checked_points
@@ -75,14 +76,16 @@ def suggest_radius(
     limit: int = 1,
     quantile: float = 0.25,
     radius: float | None = None,
+    groups: ArrayLike | None = None,
 ) -> Suggestion:
     """Propose a radius, the quantile of the one-step distances, and predict the samples held.
 
     `points` [T, D] are the embeddings of T steps in their order; `step_distances` [n] are the
     distances between embeddings one step apart. `num_steps` is the length of the whole run. With a
     radius of your own, its size is predicted and `step_distances` are not used.
+    `groups` [T], such as the actions, are those of the steps if the buffer has groups.
     """
-    data = Calibration(checked_steps("points", points, FEWEST), limit)
+    data = Calibration(checked_steps("points", points, FEWEST), limit, groups=groups)
     check_one("num_steps", num_steps, lambda x: x >= 1, "at least 1", whole=True)
     if radius is None:
         check_one("quantile", quantile, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
@@ -100,10 +103,15 @@ def suggest_radius(
 
 
 def radius_keeping(
-    num: int, embeddings: ArrayLike, limit: int, num_steps: int | None
+    num: int,
+    embeddings: ArrayLike,
+    limit: int,
+    num_steps: int | None,
+    groups: ArrayLike | None = None,
 ) -> tuple[float, int]:
     """The radius that is predicted to hold `num` samples, and the prediction: `Local.keeping`."""
-    data = Calibration(checked_steps("embeddings", embeddings, FEWEST), limit)
+    points = checked_steps("embeddings", embeddings, FEWEST)
+    data = Calibration(points, limit, groups=groups)
     check_one("num", num, lambda x: x >= 1, "at least 1", whole=True)
     if num_steps is None:
         num_steps = max(STEPS_PER_SAMPLE * int(num), data.num)
@@ -119,7 +127,14 @@ def radius_keeping(
 class Calibration:
     """The rule of local forgetting on given embeddings [T, D], and what it will hold later."""
 
-    def __init__(self, points: Points, limit: int, *, are_steps: bool = True) -> None:
+    def __init__(
+        self,
+        points: Points,
+        limit: int,
+        *,
+        groups: ArrayLike | None = None,
+        are_steps: bool = True,
+    ) -> None:
         check_one("limit", limit, lambda x: x >= 1, "at least 1", whole=True)
         if len(points) < 10 * limit:
             raise LofoError(
@@ -127,6 +142,7 @@ class Calibration:
                 f"{10 * limit}, or lower limit"
             )
         self.points, self.limit, self.num = points, int(limit), len(points)
+        self.groups = None if groups is None else checked_groups(groups, self.num)
         self.are_steps = are_steps  # of one walk, in their order
         self._held: dict[float, tuple[int, int]] = {}
 
@@ -199,10 +215,14 @@ class Calibration:
     def held(self, radius: float) -> tuple[int, int]:
         """How many samples the rule holds after half of the given steps, and after all of them."""
         if radius not in self._held:
-            ledger = Ledger(Local(radius, self.limit), self.num)
+            is_grouped = self.groups is not None
+            ledger = Ledger(Local(radius, self.limit), self.num, is_grouped=is_grouped)
             rng, sizes = np.random.default_rng(0), []
-            for part in np.split(self.points, [self.num // 2]):
-                ledger.add(part, None, rng, np.empty(len(part), np.int64))
+            for part in (slice(self.num // 2), slice(self.num // 2, None)):
+                points, groups = self.points[part], None
+                if self.groups is not None:
+                    groups = self.groups[part]
+                ledger.add(points, groups, rng, np.empty(len(points), np.int64))
                 sizes.append(ledger.size)
             self._held[radius] = sizes[0], sizes[1]
         return self._held[radius]

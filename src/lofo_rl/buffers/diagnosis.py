@@ -94,6 +94,7 @@ def diagnose(
     capacity: int | None = None,
     limit: int = 1,
     num_steps: int = 1_000_000,
+    groups: ArrayLike | None = None,
     steps_are_consecutive: bool = True,
 ) -> Diagnosis:
     """Say whether local forgetting will help, from the embeddings [T, D] of T steps.
@@ -101,6 +102,7 @@ def diagnose(
     Some thousand steps of a random policy will do: `diagnose([locality(o) for o in observations])`.
     `capacity`, `limit` and `num_steps` are those of the run. Without a `radius`, one is proposed
     that holds a twentieth of `num_steps`, or half of `capacity` if that is less.
+    `groups` [T], such as the actions, are those of the steps if the buffer has groups.
     `steps_are_consecutive=False` is for embeddings in no order: then no steps are measured.
 
     It takes a second or a few; with embeddings of thousands of numbers, such as raw images,
@@ -111,7 +113,7 @@ def diagnose(
     said in `lofo_rl.buffers.calibration`.
     """
     points = checked_steps("embeddings", embeddings, FEWEST)
-    data = Calibration(points, limit, are_steps=steps_are_consecutive)
+    data = Calibration(points, limit, groups=groups, are_steps=steps_are_consecutive)
     check_one("num_steps", num_steps, lambda x: x >= 1, "at least 1", whole=True)
     if capacity is not None:
         check_one("capacity", capacity, lambda x: x >= 1, "at least 1", whole=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lofo_rl.buffers import memory, serialization
-from lofo_rl.buffers.arrays import as_array
+from lofo_rl.buffers.arrays import as_array, checked_groups
 from lofo_rl.buffers.cells import Points, Rows
 from lofo_rl.buffers.item_spec import ItemSpec, Leaf, observation_of
 from lofo_rl.buffers.ledger import NO_ROWS, Ledger
@@ -735,7 +735,7 @@ class ReplayBuffer:
         elif self._group_by is not None and group is None:
             group = self._group_by(item)
         self._check_grouped(group)
-        return _checked_groups(group, 1)
+        return checked_groups(group, 1)
 
     def _groups_of_batch(
         self, leaves: list[Leaf], group: ArrayLike | None, spec: ItemSpec, is_start: Any
@@ -745,13 +745,13 @@ class ReplayBuffer:
             return None
         if group is None and callable(self._group_by):
             items = (spec.unflatten([x[i] for x in leaves]) for i in np.flatnonzero(is_start))
-            group = np.concatenate([_checked_groups(self._group_by(item), 1) for item in items])
+            group = np.concatenate([checked_groups(self._group_by(item), 1) for item in items])
             self._check_grouped(group)
             return group
         if group is None and isinstance(self._group_by, str):
             group = leaves[spec.index(self._group_by)]
         self._check_grouped(group)
-        return np.ascontiguousarray(_checked_groups(group, len(is_start))[is_start])
+        return np.ascontiguousarray(checked_groups(group, len(is_start))[is_start])
 
     def _check_grouped(self, group: Any) -> None:
         if not self._rule.needs_embedding:
@@ -865,18 +865,6 @@ def _checked_size(name: str, value: Any, least: int = 1) -> int:
         end = "" if number < 2**63 else " and less than 2**63"
         raise LofoError(f"{name} must be an integer of at least {least}{end}, got {value!r}")
     return number
-
-
-def _checked_groups(group: Any, num: int) -> Rows:
-    given = as_array("group", group)
-    if given.dtype.kind not in "iub" or (given.dtype.kind == "u" and given.dtype.itemsize == 8):
-        raise LofoError(
-            f"a group must be an integer, got {given.dtype} {group!r}: for one-hot actions give "
-            "group_by=lambda item: item['action'].argmax()"
-        )
-    if given.size not in (1, num) or (given.size == 1 and num > 1 and given.ndim):
-        raise LofoError(f"there must be one group for each of {num} items, got shape {given.shape}")
-    return np.ascontiguousarray(np.broadcast_to(given.reshape(-1).astype(np.int64), (num,)))
 
 
 def _flag(name: str, value: Any) -> bool:
