@@ -64,6 +64,9 @@ EMBEDDINGS = [
     (np.array([1, 2], object), "object"),
     ([1e300, 0.0], "finite"),
     ([np.nan, 0.0], "finite"),
+    (np.array([np.nan, 0], np.float32), "finite"),
+    (np.array([np.inf, 0], np.float32), "finite"),
+    (np.array([1e30, 0], np.float32), "finite"),
     ([[1], [2, 3]], "must be numbers"),
     ([1.0, 2.0, 3.0], r"shape \(2,\)"),
     (1.0, "vector"),
@@ -229,6 +232,7 @@ GROUPS = [
     ([[1], [1, 2]], "must be numbers"),
     (OBJECT, "must be an integer"),
     (None, "give group= with each"),
+    (np.uint64(2**64 - 1), "below 2"),
 ]
 
 
@@ -243,6 +247,11 @@ def test_groups_are_for_all_or_for_none():
     with_none, fifo = filled("local"), filled("fifo")
     refuse(with_none, lambda: with_none.add({"x": 2.0}, embedding=[9, 9], group=1), "had no group")
     refuse(fifo, lambda: fifo.add({"x": 2.0}, group=1), "looks at none")
+    with pytest.raises(LofoError, match="looks at none: leave out group_by"):
+        ReplayBuffer(Fifo(), 4, group_by="action")
+    unsigned = filled("grouped")
+    unsigned.add({"x": 2.0}, embedding=[5, 5], group=np.uint64(1))
+    assert len(unsigned) == 2  # it replaced its neighbor of group 1
     named = ReplayBuffer(Local(0.5, 1), 4, group_by="action")
     refuse(named, lambda: named.add({"x": 2.0}, embedding=[9, 9]), "no leaf 'action'")
     named.add({"action": 1}, embedding=[9, 9])
@@ -264,13 +273,13 @@ def test_a_number_of_samples_that_cannot_be(num):
     [
         [1.0], [1, -1, 0, 0], [np.nan] * 4, [np.inf] * 4, [0] * 4, [0, 0, 1, 1], "abcd",
         [[1], [1, 2]], np.ones(4) * 1j, np.ma.array(np.ones(4), mask=True), [10**30] * 4,
-        OBJECT, ["1"] * 4, {},
+        OBJECT, ["1"] * 4, {}, np.full(4, np.longdouble("1e4000")),
     ],
     ids=repr,
 )  # fmt: skip
 def test_a_weight_that_is_none(weight):
     buffer = filled("fifo")
-    refuse(buffer, lambda: buffer.sample(2, weight), "weight must")
+    refuse(buffer, lambda: buffer.sample(2, weight), r"weight(\[\d\])? must")
 
 
 @pytest.mark.parametrize("scale", [1e308, 1.0, 1e-300, 5e-324])
@@ -605,6 +614,14 @@ def test_a_rule_that_fails_keeps_what_came_before():
         buffer.add({"x": 1})
     rule.fails = False
     buffer.add({"x": 0.5, "y": 1})  # of another form than the one that failed
+    windows = ReplayBuffer(rule, 8, window=2)
+    for x in (1.0, 2.0, 3.0):
+        windows.add({"x": x})
+    rule.fails = True
+    before = image(windows)
+    with pytest.raises(ZeroDivisionError):
+        windows.add({"x": 4.0})
+    assert image(windows) == before
     rule.fails = True
     with pytest.raises(ZeroDivisionError):
         buffer.extend({"x": np.arange(1, 6) + 0.5, "y": np.arange(5)})
@@ -680,6 +697,25 @@ def test_the_sizes_that_were_told_are_the_sizes_taken(rule, window):
         tracemalloc.stop()
     told = buffer.describe()["total"]
     assert 0.85 * told < taken < 1.25 * told + 500_000
+
+
+@pytest.mark.filterwarnings("ignore::lofo_rl.LofoWarning")
+def test_a_row_of_the_book_takes_what_the_documents_say():
+    """4(D + 1) bytes and at most 24 more, when the buffer is full and the oldest of all leave."""
+    num, embedding_size = 100_000, 2
+    points = np.random.default_rng(0).uniform(size=(num + num // 2, embedding_size))
+    buffer = ReplayBuffer(Local(1e-4, 1), num)
+    buffer.extend({"x": np.zeros(len(points), np.uint8)}, embedding=points)
+    ledger = buffer._ledger
+    assert buffer.metrics()["overflow"] > 10_000
+    index = ledger.index
+    arrays = [ledger.stamp, ledger._queue, index._points, index._norms, index._groups]
+    taken = sum(x.nbytes for x in arrays)
+    if index._kernels is not None:  # of the table, what was ever written
+        book = index._table[1]
+        taken += 64 * book[index._kernels.USED] + 4 * book[index._kernels.NUM_SLOTS]
+    assert taken <= (4 * (embedding_size + 1) + 24) * num
+    assert taken <= buffer.describe()["index"]
 
 
 def rss_of(code):

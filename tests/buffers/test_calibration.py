@@ -171,6 +171,12 @@ def test_groups_are_counted_apart():
         Local.keeping(300, points[:2000], groups=groups)
 
 
+def test_masked_distances_are_refused():
+    points = cloud(200, 2)
+    with pytest.raises(LofoError, match="masked"):
+        suggest_radius(points, np.ma.array([1.0, 2.0], mask=[1, 0]), 1000)
+
+
 def test_metrics_show_the_prediction_beside_the_outcome(tmp_path):
     points = cloud(5000, 2)
     rule = Local.keeping(100, points, num_steps=5000)
@@ -213,7 +219,11 @@ NAN = np.where(np.arange(200) == 7, np.nan, STEPS)
         ((POINTS[:, :0], STEPS, 1000), {}, r"points must be \[T, D\].*\(200, 0\)"),
         (([[0.0], [0.0, 1.0]], STEPS, 1000), {}, "points must be vectors of one length"),
         ((3.0, STEPS, 1000), {}, r"points must be \[T, D\].*shape \(\)"),
-        ((POINTS * NAN[:, None], STEPS, 1000), {}, r"embedding \[nan .* must be finite"),
+        (
+            (POINTS * NAN[:, None], STEPS, 1000),
+            {},
+            r"embedding 7 of 200 must be finite, .* got \[nan",
+        ),
         ((POINTS * 1e30, STEPS, 1000), {}, "must be finite, its norm at most"),
         ((POINTS.astype(str), STEPS, 1000), {}, "must be a vector of numbers, got <U"),
         ((POINTS + 1j, STEPS, 1000), {}, "must be a vector of numbers, got complex"),
@@ -225,7 +235,7 @@ NAN = np.where(np.arange(200) == 7, np.nan, STEPS)
         ((POINTS, [], 1000), {}, r"step_distances must be numbers \[n\].*\(0,\)"),
         ((POINTS, STEPS[None], 1000), {}, r"step_distances must be numbers \[n\].*\(1, 200\)"),
         ((POINTS, ["a"], 1000), {}, r"step_distances must be numbers \[n\].*<U1"),
-        ((POINTS, [[1], [1, 2]], 1000), {}, r"step_distances must be numbers \[n\]"),
+        ((POINTS, [[1], [1, 2]], 1000), {}, r"step_distances must be numbers"),
         ((POINTS, NAN, 1000), {}, "step_distances must be finite and at least 0, got nan"),
         ((POINTS, -STEPS, 1000), {}, "step_distances must be finite and at least 0, got -0.1"),
         ((POINTS, 0 * STEPS, 1000), {}, "radius must be positive, got 0.0, the 0.25 quantile"),

@@ -94,6 +94,25 @@ def test_a_radius_that_covers_the_world_is_named():
     assert diagnose(points, radius=found.candidates[2].radius).helps
 
 
+def test_a_walker_that_erases_its_own_trail_is_named():
+    walk = np.cumsum(np.random.default_rng(0).normal(0, 0.02, (2000, 2)), axis=0)
+    for options in ({"radius": 0.1}, {"capacity": 1}, {"num_steps": 1}):
+        found = diagnose(walk, **options)
+        assert found.verdict == "own trail" and not found.helps, options
+    assert (
+        "hold 1 of 1,000,000 samples: a new sample replaces the one before"
+        in diagnose(walk, radius=0.1).reason
+    )
+    assert size_after(walk, 0.1) < 5
+    assert diagnose(walk, radius=0.1, limit=50).helps  # the steps within the radius, and more
+    assert diagnose(np.random.default_rng(0).integers(0, 5, (400, 1))).helps  # all there is
+
+
+def test_what_float32_cannot_tell_apart_is_said():
+    walk = np.random.default_rng(0).normal(0, 0.02, (200, 2))
+    assert "float32 cannot tell" in diagnose(walk + 1e8).reason
+
+
 def test_a_radius_without_neighbours_is_named():
     found = diagnose(random_steps.point_mass(1500, 0), radius=1e-4)
     assert found.verdict == "no neighbors" and found.radius == 1e-4
@@ -105,7 +124,7 @@ def test_a_walk_that_never_returns_has_no_neighbours():
     steps = np.random.default_rng(0).normal(size=(2000, 16))
     for points in (road, np.cumsum(steps, axis=0)):
         found = diagnose(points)
-        assert found.verdict == "no neighbors" and found.returned == 0
+        assert found.verdict == "no neighbors" and found.returned == 0, found.reason
         assert "give more steps" in found.reason
 
 

@@ -303,7 +303,7 @@ def test_weights_are_checked():
     buffer.add({"x": 1})
     for bad, words in [
         ([1.0], r"shape \(3,\)"),
-        ([1.0, -1.0, 0.0], "not negative"),
+        ([1.0, -1.0, 0.0], "at least 0"),
         ([1.0, np.nan, 0.0], "finite"),
         ([0.0, 1.0, 1.0], "positive for at least one"),  # of the live rows
     ]:

@@ -21,13 +21,23 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
             value = value.detach().cpu()
         return np.asarray(value)
     except Exception as error:
-        raise LofoError(f"{name} must be numbers, got {reprlib.repr(value)}: {error}") from error
+        raise LofoError(f"{name} must be numbers, got {words_of(value)}: {error}") from error
+
+
+def words_of(value: Any) -> str:
+    """A value in few words; Python refuses to write integers of thousands of digits."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        return f"an integer of {value.bit_length()} bits"
 
 
 def checked_groups(group: Any, num: int) -> NDArray[np.int64]:
     """The groups of `num` samples [num]; one group stands for all."""
     given = as_array("group", group)
-    if given.dtype.kind not in "iub" or (given.dtype.kind == "u" and given.dtype.itemsize == 8):
+    if given.dtype.kind == "u" and given.size and given.max() >= 2**63:
+        raise LofoError(f"a group must be an integer below 2**63, got {group!r}")
+    if given.dtype.kind not in "iub":
         raise LofoError(
             f"a group must be an integer, got {given.dtype} {group!r}: for one-hot actions give "
             "group_by=lambda item: item['action'].argmax()"

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lofo_rl.buffers.arrays import checked_groups
+from lofo_rl.buffers.arrays import as_array, checked_groups
 from lofo_rl.buffers.cells import Points
 from lofo_rl.buffers.ledger import Ledger
 from lofo_rl.buffers.neighbors import LARGEST, SMALLEST, check_radius, checked_points
@@ -275,8 +275,8 @@ class Calibration:
                 f"{least:,.0f}. Lower limit ({self.limit}), or raise num"
             )
         raise LofoError(
-            f"no radius keeps about {num:,} samples: {smaller:.3g} keeps {most:,.0f} and "
-            f"{larger:.3g} keeps {least:,.0f}. Choose one of these numbers, or another limit"
+            f"no radius keeps about {num:,} samples: {smaller!r} keeps {most:,.0f} and "
+            f"{larger!r} keeps {least:,.0f}. Choose one of these numbers, or another limit"
         )
 
     def _between(
@@ -335,10 +335,7 @@ def check_one(
 
 
 def _checked_distances(step_distances: ArrayLike) -> NDArray[Any]:
-    try:
-        given = np.asarray(step_distances)
-    except (TypeError, ValueError) as error:
-        raise LofoError(f"step_distances must be numbers [n]: {error}") from error
+    given = as_array("step_distances", step_distances)
     if given.ndim != 1 or not given.size or given.dtype.kind not in "iuf":
         raise LofoError(
             "step_distances must be numbers [n], the distances between embeddings one step apart, "

@@ -20,6 +20,7 @@ WIDEST = 1 / 3  # of the extent: with a larger radius neighbours are hardly near
 NUM_RADII = 5  # each half the one before
 FEWEST_RETURNED = 0.05  # of the samples, or they have no neighbours worth the name
 FEWEST_VISITS = 4  # to each sample held, or most samples are never replaced
+FEWEST_PLACES = 10  # of `limit` samples each, unless the world itself has few
 TOLERANCE = 1.1  # of the number that a proposed radius should hold
 HIGH_DIMENSION = 8  # where no exact index beats a look at every row
 TIMED, TIMED_TOGETHER = 400, 50  # calls of `add`
@@ -43,6 +44,7 @@ class Diagnosis:
     `verdict` is one of
     "helps": `Local(radius, limit)` holds what it should;
     "one place": the radius covers the world, so the buffer holds about `limit` samples;
+    "own trail": the radius is longer than a step, so each sample replaces the one before it;
     "no neighbors": samples hardly ever have a neighbour, so nothing is forgotten locally;
     "too many places": there are neighbours, but more places than steps or capacity can fill.
     """
@@ -125,6 +127,8 @@ def diagnose(
     candidates: tuple[Candidate, ...] = ()
     chosen, returned, verdict = radius, 0.0, "one place"
     reason = f"All {data.num:,} embeddings are equal, or nearly so: any radius covers the world."
+    if len(data.distinct) == 1 and (np.ptp(np.asarray(embeddings, np.float64), axis=0) > 0).any():
+        reason = "float32 cannot tell the embeddings apart: subtract their mean first."
     if SMALLEST <= widest <= LARGEST:
         radii = {widest / 2**k for k in range(NUM_RADII)}
         target = min(num_steps // 20, num_steps if capacity is None else capacity // 2)
@@ -138,10 +142,11 @@ def diagnose(
         returned = _returned(data, widest)
         (own,) = (c for c in candidates if c.radius == (radius or widest))
         verdict, reason = _judge(data, own, returned, num_steps, capacity)
+        if radius is None and verdict in ("helps", "own trail"):
+            fitting = [c for c in candidates if c.expected_size <= TOLERANCE * target]
+            own = max(fitting, key=lambda c: (c.expected_size, c.radius), default=own)
+            verdict, reason = _judge(data, own, returned, num_steps, capacity)
         if verdict == "helps":
-            if radius is None:
-                fitting = [c for c in candidates if c.expected_size <= TOLERANCE * target]
-                own = max(fitting, key=lambda c: (c.expected_size, c.radius), default=own)
             chosen, reason = own.radius, _words(data, own, num_steps)
     return Diagnosis(
         verdict,
@@ -225,6 +230,13 @@ def _judge(
         return "no neighbors", (
             f"At the radius {own.radius:.3g} samples hardly ever have a neighbour from before: "
             f"Local forgets next to nothing{full}{cause}"
+        )
+    num_places = min(FEWEST_PLACES, len(data.distinct) / 2)
+    if own.expected_size < num_places * data.limit:
+        return "own trail", (
+            f"The radius {own.radius:.3g} would hold {size}: a new sample replaces the one before "
+            "it. Give a smaller radius, a limit above the number of steps that stay within the "
+            "radius, or more capacity and steps."
         )
     if is_large:
         return "too many places", (

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lofo_rl.buffers.arrays import as_array
+from lofo_rl.buffers.arrays import as_array, words_of
 from lofo_rl.types import LofoError, Step, Transition, Tree
 
 Leaf = NDArray[Any]
@@ -315,10 +315,11 @@ def _first(name: str, leaf: Any) -> Leaf:
     x = _as_array(name, leaf)
     kind = type(leaf)
     if kind is int and not -(2**31) <= leaf < 2**31:
-        raise LofoError(f"leaf {name} is {leaf}, which int32 cannot hold: give np.int64({leaf})")
+        fix = f": give np.int64({leaf})" if -(2**63) <= leaf < 2**63 else ""
+        raise LofoError(f"leaf {name} is {words_of(leaf)}, which int32 cannot hold{fix}")
     if kind is float and LARGEST_FLOAT32 <= abs(leaf) < float("inf"):
         raise LofoError(f"leaf {name} is {leaf}, which float32 cannot hold: give np.float64")
-    return x.astype(WIDTH.get(kind, x.dtype))
+    return x.astype(WIDTH.get(kind, x.dtype), copy=False)
 
 
 def _first_of_batch(name: str, leaf: Any) -> Leaf:

@@ -41,7 +41,8 @@ class Ledger:
         self.stamp: Rows = np.zeros(capacity, np.int64)  # [C]
         self.size = self.clock = self.evictions = self.overflow = self.near_total = 0
         self.index: Automatic | None = None  # made when the first embedding shows its size
-        self._queue, self._taken, self._queued = NO_ROWS, 0, 0  # see `oldest`
+        self._queue: NDArray[Any] = NO_ROWS  # see `oldest`
+        self._taken = self._queued = 0
         self._is_ring, self._is_compiled = type(rule) is Fifo, False
         self._limit = min(int(rule.limit), capacity + 1) if isinstance(rule, Local) else 0
         self._shape: tuple[int] | None = None  # of an embedding
@@ -144,7 +145,8 @@ class Ledger:
                 if self.stamp[row] < self._queued:
                     return row
                 self._taken += 1
-            self._queue = np.argsort(self.stamp[: self.size])
+            width = np.int32 if self.capacity < 2**31 else np.int64
+            self._queue = np.argsort(self.stamp[: self.size]).astype(width)
             self._taken, self._queued = 0, self.clock
 
     def pack(self) -> tuple[dict[str, int], dict[str, NDArray[Any]]]:

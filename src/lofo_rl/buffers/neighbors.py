@@ -6,6 +6,7 @@ and compiled code only choose, with room for rounding, which rows are put to tha
 The live rows are the prefix `[0, size)`, as everywhere in this library.
 """
 
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -379,8 +380,10 @@ def checked_points(embeddings: ArrayLike, embedding_size: int | None = None) -> 
     exact = points.astype(np.float64)  # whose squares cannot overflow
     norms = np.einsum("ij,ij->i", exact, exact)
     if not (norms <= LARGEST**2).all():  # so that NaN is refused too
-        bad = points[int(np.argmin(norms <= LARGEST**2))]
-        raise LofoError(f"embedding {bad} must be finite, its norm at most {LARGEST:.0e}")
+        row = int(np.argmin(norms <= LARGEST**2))
+        name = "the embedding" if len(given) == 1 else f"embedding {row} of {len(given)}"
+        words = reprlib.repr(given[row].tolist())
+        raise LofoError(f"{name} must be finite, its norm at most {LARGEST:.0e}: got {words}")
     return points
 
 

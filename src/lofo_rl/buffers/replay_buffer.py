@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lofo_rl.buffers import memory, serialization
 from lofo_rl.buffers.arrays import as_array, checked_groups
@@ -81,6 +81,10 @@ class ReplayBuffer:
             raise LofoError(f"one buffer has one exponent, floor and beta, got {sampler}")
         if group_by is not None and not (isinstance(group_by, str) or callable(group_by)):
             raise LofoError(f"group_by must name a leaf or be a function, got {group_by!r}")
+        if group_by is not None and not rule.needs_embedding:
+            raise LofoError(
+                f"groups divide neighbors, and {rule} looks at none: leave out group_by"
+            )
         self._embed, self._group_by, self._sampler = _embedder(locality), group_by, sampler
         self._is_embedding = self._embed is not None and rule.needs_embedding
         self._seed = _checked_size("seed", seed, least=0)
@@ -194,10 +198,12 @@ class ReplayBuffer:
                 if slot < self._num_slots:
                     for column, leaf in zip(self._rows, leaves):  # noqa: B905  # strict takes time
                         column[slot] = leaf
-            except BaseException:
+            except BaseException as error:
                 batch = [np.asarray(leaf)[None] for leaf in leaves]
                 rows = NO_ROWS if is_last else row
-                self._finish(clock, point, groups, rows, batch, [stream], NO_ROWS)
+                if not self._is_untouched(error, rows):
+                    self._finish(clock, point, groups, rows, batch, [stream], NO_ROWS)
+                self._is_changing = False
                 raise
             self._is_changing = False
             if not ledger.clock % REVIEWED:
@@ -258,8 +264,10 @@ class ReplayBuffer:
                     self._write_rows(rows, leaves)
                 else:
                     self._write_steps(rows, size, is_start, streams, leaves)
-            except BaseException:
-                self._finish(clock, points, groups, rows, leaves, streams, growing)
+            except BaseException as error:
+                if not self._is_untouched(error, rows):
+                    self._finish(clock, points, groups, rows, leaves, streams, growing)
+                self._is_changing = False
                 raise
             self._is_changing = False
             if self._ledger.clock // REVIEWED > clock // REVIEWED:
@@ -301,17 +309,9 @@ class ReplayBuffer:
                 and ((rows >= 0) & (rows < self._capacity)).all()
             ):
                 raise LofoError(f"it is no batch of this buffer: its starts are {rows}")
-            given = as_array("errors", errors)
-            if (
-                given.shape != rows.shape
-                or given.dtype.kind not in "fiub"
-                or not (np.isfinite(given) & (given >= 0)).all()
-            ):
-                raise LofoError(
-                    f"errors must be finite, at least 0, of shape {rows.shape}: got {errors!r}"
-                )
+            given = _checked_numbers("errors", errors, rows.shape)
             is_there = self._ledger.stamp[rows] == stamps
-            self._priorities.update(rows[is_there], given[is_there].astype(np.float64))
+            self._priorities.update(rows[is_there], given[is_there])
 
     def contents(self) -> Batch:
         """Everything that can be sampled, oldest first."""
@@ -614,7 +614,14 @@ class ReplayBuffer:
             if self._priorities is not None:
                 for row in cut.tolist():
                     self._priorities.put(row, False)
-        self._is_changing = False
+
+    def _is_untouched(self, error: BaseException, rows: Rows) -> bool:
+        """Whether an error came before anything was changed: a sample or its rule was refused.
+
+        A MemoryError may come while the index grows, an interrupt anywhere.
+        """
+        is_refused = isinstance(error, Exception) and not isinstance(error, MemoryError)
+        return is_refused and self._ledger.clock > 0 and len(rows) > 0 and int(rows[0]) == -1
 
     def _check_whole(self) -> None:
         """Refuse to work on a buffer in the middle of a change."""
@@ -689,16 +696,7 @@ class ReplayBuffer:
         """Rows drawn in proportion to a weight."""
         rows = self._drawable()
         rows.sort()
-        given, shape = as_array("weight", weight), (self._capacity,)
-        if (
-            given.shape != shape
-            or given.dtype.kind not in "fiub"
-            or not (np.isfinite(given) & (given >= 0)).all()
-        ):
-            raise LofoError(
-                f"weight must be finite, not negative, of shape {shape}: got {weight!r}"
-            )
-        own = given[rows].astype(np.float64)
+        own = _checked_numbers("weight", weight, (self._capacity,))[rows]
         if not (largest := own.max()) > 0:
             raise LofoError("weight must be positive for at least one row that can be drawn")
         total = np.cumsum(own / largest)  # so that no sum overflows
@@ -755,7 +753,7 @@ class ReplayBuffer:
 
     def _check_grouped(self, group: Any) -> None:
         if not self._rule.needs_embedding:
-            raise LofoError(f"groups divide neighbours, and {self._rule} looks at none")
+            raise LofoError(f"groups divide neighbors, and {self._rule} looks at none")
         if group is None:
             raise LofoError("the first item had a group: give group= with each, or none")
         if self._is_grouped is False:
@@ -865,6 +863,21 @@ def _checked_size(name: str, value: Any, least: int = 1) -> int:
         end = "" if number < 2**63 else " and less than 2**63"
         raise LofoError(f"{name} must be an integer of at least {least}{end}, got {value!r}")
     return number
+
+
+def _checked_numbers(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Finite numbers of at least 0."""
+    given = as_array(name, value)
+    if given.shape != shape or given.dtype.kind not in "fiub":
+        raise LofoError(
+            f"{name} must be numbers of shape {shape}, got {given.dtype} of shape {given.shape}"
+        )
+    with np.errstate(over="ignore"):
+        numbers = given.astype(np.float64)
+    if not (is_good := np.isfinite(numbers) & (numbers >= 0)).all():
+        bad = np.argmin(is_good)
+        raise LofoError(f"{name}[{bad}] must be finite and at least 0, got {given[bad]}")
+    return numbers
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lofo_rl.buffers.arrays import words_of
 from lofo_rl.types import LofoError
 
 Rows = NDArray[np.integer[Any]]
@@ -165,6 +166,8 @@ def check_number(
         if type(value).__module__.startswith("jax"):
             return
         numbers = np.asarray(None)
+    if whole and type(value) is int and value >= 2**64:
+        raise LofoError(f"{name} must be an integer below 2**64, got {words_of(value)}")
     kinds, kind = ("iu", "an integer") if whole else ("iuf", "a number")
     if numbers.dtype.kind not in kinds or not np.all(holds(numbers)):
         article = f"{kind} of " if whole else ""

@@ -48,7 +48,7 @@ DAMAGE = (
 def write(path: str | os.PathLike[str], manifest: dict[str, Any], arrays: Arrays) -> None:
     """Replace the file; if that fails, the old one stays as it is."""
     target = _target(path)
-    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    part = target.with_name(f".lofo-{secrets.token_hex(8)}.part")
     try:
         with open(part, "xb") as file:
             _write(file, manifest, arrays)

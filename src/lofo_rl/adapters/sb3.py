@@ -1,0 +1,99 @@
+"""LoFo replay buffers for Stable-Baselines3: `replay_buffer_class=LoFoReplayBuffer`.
+
+Values are stored as the environment gave them. With `VecNormalize` they are normalized when they
+are sampled, so a radius in the environment's units stays valid.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from lofo_rl.adapters import torch as plain
+from lofo_rl.extras import needs
+from lofo_rl.types import LofoError
+
+with needs("sb3", __name__):
+    from stable_baselines3.common.buffers import BaseBuffer
+    from stable_baselines3.common.buffers import ReplayBuffer as HostBuffer
+    from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+    from stable_baselines3.common.vec_env import VecNormalize
+
+
+class LoFoReplayBuffer(plain.LoFoReplayBuffer, HostBuffer):
+    """A replay buffer of SB3 that forgets locally.
+
+    Give the options of `lofo_rl.adapters.torch.LoFoReplayBuffer` as `replay_buffer_kwargs`.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = "auto",
+        n_envs: int = 1,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        # The host's own __init__ would allocate its arrays.
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
+        self.optimize_memory_usage = False
+        plain.LoFoReplayBuffer.__init__(
+            self, buffer_size, observation_space, action_space, device, n_envs, *arguments, **options
+        )
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any = None
+    ) -> None:
+        """Store one transition of each environment."""
+        super().add(obs, next_obs, action, reward, done, infos)
+        self.full = len(self._memory) == self.buffer_size
+        self.pos = 0 if self.full else len(self._memory)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """A uniform sample of transitions, normalized as `env` says."""
+        obs, action, next_obs, done, reward = self._draw(batch_size)
+        parts = (
+            self._normalize_obs(obs, env),
+            action,
+            self._normalize_obs(next_obs, env),
+            done,
+            self._normalize_reward(reward, env),
+        )
+        return self._kind(*map(self._tensors, parts))
+
+    def reset(self) -> None:
+        """Forget all transitions. A locality that was learned stays."""
+        self.pos, self.full = 0, False
+        super().reset()
+
+    _kind: Any = ReplayBufferSamples
+
+
+class LoFoDictReplayBuffer(LoFoReplayBuffer):
+    """The same for dict observations; `locality` may also be the key of one of them."""
+
+    _kind: Any = DictReplayBufferSamples
+
+    def _shaped(self, obs: Any) -> Any:
+        spaces = self.observation_space.spaces
+        return {
+            key: np.array(obs[key], space.dtype).reshape(self.n_envs, *(space.shape or (1,)))
+            for key, space in spaces.items()
+        }
+
+    def _embed(self, observations: Any) -> Any:
+        if isinstance(self.locality, str):
+            if self.locality not in observations:
+                raise LofoError(f"no key {self.locality!r}: there are {', '.join(observations)}")
+            own = observations[self.locality]
+            return own.reshape(len(own), -1)
+        if self.locality is None and not self._lost_locality:
+            flat = [x.reshape(len(x), -1) for x in observations.values()]
+            return np.concatenate(flat, axis=-1)
+        return super()._embed(observations)
+
+    def _tensors(self, x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: super(LoFoDictReplayBuffer, self)._tensors(own) for key, own in x.items()}
+        return super()._tensors(x)
