@@ -25,11 +25,23 @@ from lofo_rl.records import ROWS
 COMPILED = ("init", "switch", "advance", "judge", "picture")  # the programs of one pack
 
 
+MOST_MAPPINGS = 40_000  # Linux lets a process have 65 530 by default
+
+
 @pytest.fixture(autouse=True)
 def few_programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Slow tests compile the most: kept, their programs use up the mappings a process may have."""
+    """Drop compiled programs before they use up the memory mappings that a process may have."""
     yield
-    if request.node.get_closest_marker("slow"):
+    if request.node.get_closest_marker("slow"):  # these compile the most
+        jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_mappings() -> Iterator[None]:
+    """The same after each file of tests, if it is time."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
         jax.clear_caches()
 
 

@@ -159,7 +159,7 @@ def soak(lane, num_blocks, seed):
                 if num_full % 3 == 0:
                     before = image(buffer)
                     buffer = ReplayBuffer._unpack(
-                        *serialization.from_bytes(bytes_of(buffer)), None, None, None
+                        *serialization.from_bytes(bytes_of(buffer)), *[None] * 4
                     )
                     assert image(buffer) == before
                 memory.append(resident())
