@@ -34,7 +34,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 import lofo_rl.adapters.gymnasium  # noqa: F401  # registers the ids
 from lofo_rl import Local, Reservoir
-from lofo_rl.adapters.stable_baselines3 import LoFoReplayBuffer
+from lofo_rl.adapters.sb3 import LoFoReplayBuffer
 from lofo_rl.environments import MiniGrid
 from lofo_rl.experiments import find
 

@@ -15,7 +15,7 @@ import torch
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from lofo_rl.adapters.stable_baselines3 import LoFoDictReplayBuffer, LoFoReplayBuffer
+from lofo_rl.adapters.sb3 import LoFoDictReplayBuffer, LoFoReplayBuffer
 
 torch.set_num_threads(1)
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -62,7 +62,7 @@ def test_under_fifo_it_holds_what_the_hosts_buffer_holds(n_envs, handles_timeout
 
 
 def test_several_environments_share_one_ledger_in_order():
-    buffer = LoFoReplayBuffer(50, BOX, DISCRETE, "cpu", 2, radius=0.1, seed=0)
+    buffer = LoFoReplayBuffer(50, BOX, DISCRETE, "cpu", 2, radius=0.1, group_by=None, seed=0)
     infos = [{}, {}]
     for number in range(3):  # both environments stand in the same place: the second one remains
         obs = np.zeros((2, 2), np.float32)
@@ -71,25 +71,30 @@ def test_several_environments_share_one_ledger_in_order():
     assert buffer.size() == 1 and buffer.sample(4).rewards.unique().tolist() == [5.0]
 
 
-def test_groups_by_action():
-    buffer = LoFoReplayBuffer(50, BOX, DISCRETE, radius=0.1, group_by="action", seed=0)
+@pytest.mark.parametrize("group_by", ["action", "auto", lambda item: item["action"][0]])
+def test_groups_by_action(group_by):
+    buffer = LoFoReplayBuffer(50, BOX, DISCRETE, radius=0.1, group_by=group_by, seed=0)
     obs = np.zeros((1, 2), np.float32)
     for action in (0, 1, 2, 1, 0):
         buffer.add(obs, obs, np.array([action]), np.array([1.0]), np.zeros(1), [{}])
     assert buffer.size() == 3 and buffer.metrics()["evictions"] == 2
-    with pytest.raises(LofoError, match="discrete actions"):
+    with pytest.raises(LofoError, match="discrete actions: got .action. with"):
         LoFoReplayBuffer(50, BOX, BOX, radius=0.1, group_by="action")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"optimize_memory_usage": True}, "refuses optimize_memory_usage: it stores the next"),
+        ({"optimize_memory_usage": True}, "refuses optimize_memory_usage: it keeps the next"),
         ({"n_steps": 3}, "refuses n_steps: a reward several steps ahead becomes stale"),
         ({"n_sampled_goal": 4}, "hindsight"),
         ({"radios": 4}, "no option radios"),
-        ({"rule": Fifo()}, "either radius= or rule="),
-        ({"radius": None}, "either radius= or rule="),
+        ({"rule": Fifo()}, "one of radius=, rule= and keep="),
+        ({"radius": None}, "one of radius=, rule= and keep="),
+        ({"fit_after": 10}, "need fit_after=, and nothing else does"),
+        ({"radius": None, "keep": 10}, "need fit_after="),
+        ({"radius": None, "keep": 10, "fit_after": 51}, "fit_after must be 1 to buffer_size=50"),
+        ({"group_by": "observation"}, "group_by must be 'auto', None, a function"),
         ({"radius": -1.0}, "radius must be positive"),
     ],
 )
@@ -101,9 +106,10 @@ def test_what_cannot_work_is_refused_with_the_reason(options, words):
 @pytest.mark.parametrize(
     ("algorithm", "env", "options"),
     [
-        ("DQN", "CartPole-v1", {"group_by": "action"}),
+        ("DQN", "CartPole-v1", {}),
         ("SAC", "Pendulum-v1", {}),
-        ("TD3", "Pendulum-v1", {}),
+        ("TD3", "Pendulum-v1", {"radius": None, "keep": 30, "fit_after": 110}),
+        ("TQC", "Pendulum-v1", {"locality": torch.nn.Linear(3, 2)}),
     ],
 )
 @pytest.mark.parametrize("n_envs", [1, 2])
@@ -112,7 +118,8 @@ def test_algorithms_train_save_and_go_on(algorithm, env, options, n_envs, tmp_pa
 
     def train(loads):
         envs = DummyVecEnv([lambda: gymnasium.make(env)] * n_envs)
-        model = getattr(sb3, algorithm)(
+        library = sb3 if hasattr(sb3, algorithm) else pytest.importorskip("sb3_contrib")
+        model = getattr(library, algorithm)(
             "MlpPolicy", envs, seed=3, replay_buffer_class=LoFoReplayBuffer, buffer_size=500,
             replay_buffer_kwargs={"radius": 0.5, "limit": 2} | options, device="cpu", **small(),
         )  # fmt: skip
@@ -200,7 +207,7 @@ def test_a_lambda_is_lost_with_a_clear_sentence(tmp_path):
     model.learn(50)
     model.save_replay_buffer(tmp_path / "buffer.pkl")
     model.load_replay_buffer(tmp_path / "buffer.pkl")
-    with pytest.raises(LofoError, match=r"set model\.replay_buffer\.locality"):
+    with pytest.raises(LofoError, match=r"model\.replay_buffer\.locality = "):
         model.learn(10, reset_num_timesteps=False)
     model.replay_buffer.locality = lambda x: x[:, :2]
     model.learn(10, reset_num_timesteps=False)

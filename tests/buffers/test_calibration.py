@@ -149,6 +149,22 @@ def test_keeping_for_longer_takes_a_larger_radius():
     assert Local.keeping(500, points) == Local.keeping(500, points, num_steps=25_000)
 
 
+def test_the_nearest_size_where_no_radius_keeps_so_many():
+    few = np.random.default_rng(0).integers(0, 50, (400, 1)).astype(float)  # fifty places
+    with pytest.raises(LofoError, match="no radius keeps 300"):
+        Local.keeping(300, few)
+    rule = Local.keeping(300, few, nearest=True)
+    assert 50 <= rule.expected_size < 60 and 0.5 < rule.radius <= 1  # wide, and no two places are near
+    with pytest.raises(LofoError, match="no radius keeps 2 "):
+        Local.keeping(2, few, limit=10)
+    assert Local.keeping(2, few, limit=10, nearest=True).expected_size == 10
+    walk = np.cumsum(np.random.default_rng(0).normal(0, 0.02, (2000, 2)), axis=0)
+    with pytest.raises(LofoError, match="Choose one of these"):
+        Local.keeping(500, walk, 10)
+    rule = Local.keeping(500, walk, 10, nearest=True)  # 564 or 482
+    assert rule.expected_size == 482
+
+
 def test_groups_are_counted_apart():
     """Three groups of one cloud: from 2 000 points to 20 000."""
     groups, expected, sizes, alone = np.random.default_rng(5).integers(3, size=20_000), [], [], []

@@ -39,7 +39,14 @@ class LoFoReplayBuffer(plain.LoFoReplayBuffer, HostBuffer):
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.optimize_memory_usage = False
         plain.LoFoReplayBuffer.__init__(
-            self, buffer_size, observation_space, action_space, device, n_envs, *arguments, **options
+            self,
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            *arguments,
+            **options,
         )
 
     def add(

@@ -108,6 +108,7 @@ def radius_keeping(
     limit: int,
     num_steps: int | None,
     groups: ArrayLike | None = None,
+    nearest: bool = False,
 ) -> tuple[float, int]:
     """The radius that is predicted to hold `num` samples, and the prediction: `Local.keeping`."""
     points = checked_steps("embeddings", embeddings, FEWEST)
@@ -121,7 +122,7 @@ def radius_keeping(
             f"a buffer that holds {num:,} of {num_steps:,} steps forgets next to nothing: give at "
             "most half of num_steps"
         )
-    return data.radius_for(int(num), int(num_steps))
+    return data.radius_for(int(num), int(num_steps), nearest=nearest)
 
 
 class Calibration:
@@ -245,8 +246,11 @@ class Calibration:
         smaller, larger = self._between(lambda r: self.held(r)[1], self.num / 4, self.num / 2)
         return larger if smaller == larger else None
 
-    def radius_for(self, num: int, num_steps: int) -> tuple[float, int]:
-        """The radius that is predicted to hold `num` samples after `num_steps`; the prediction."""
+    def radius_for(self, num: int, num_steps: int, *, nearest: bool = False) -> tuple[float, int]:
+        """The radius that is predicted to hold `num` samples after `num_steps`; the prediction.
+
+        If no radius does, it is an error, or the radius whose size is `nearest`.
+        """
         if not self.extent:
             raise LofoError(
                 f"all {self.num:,} embeddings are equal: any radius keeps {self.limit} of them, "
@@ -263,6 +267,12 @@ class Calibration:
         if smaller == larger:
             return larger, round(size(larger))
         most, least = size(smaller), size(larger)
+        if nearest and num > most:  # of the radii that tell all places apart, a wide one
+            while 2 * smaller < self.extent and self.held(2 * smaller) == self.held(smaller):
+                smaller *= 2
+        if nearest:
+            own = smaller if least <= 0 or num * num > least * most else larger
+            return own, round(size(own))
         if num > most:
             raise LofoError(
                 f"no radius keeps {num:,} samples: these embeddings have {len(self.distinct):,} "

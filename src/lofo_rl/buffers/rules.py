@@ -115,6 +115,7 @@ class Local:
         limit: int = 1,
         *,
         groups: ArrayLike | None = None,
+        nearest: bool = False,
         num_steps: int | None = None,
     ) -> Self:
         """The rule with the radius that will hold about `num` samples after `num_steps`.
@@ -122,12 +123,13 @@ class Local:
         `embeddings` [T, D] are those of T steps in their order, with the policy of the run or a
         random one; some thousand are enough. `num_steps` is 50 for each sample held if left out.
         `groups` [T], such as the actions, are those of the steps if the buffer has groups.
-        The prediction is in `expected_size` and in `ReplayBuffer.metrics()`, beside the `size`
+        If no radius holds about so many, it is an error, or with `nearest` the radius whose size is
+        nearest. The prediction is in `expected_size` and in `ReplayBuffer.metrics()`, beside the `size`
         that came out. `lofo_rl.buffers.calibration` says how it is made and how far it can be off.
         """
         from lofo_rl.buffers.calibration import radius_keeping  # which runs this rule
 
-        radius, expected = radius_keeping(num, embeddings, limit, num_steps, groups)
+        radius, expected = radius_keeping(num, embeddings, limit, num_steps, groups, nearest)
         rule = cls(radius, limit)
         object.__setattr__(rule, "expected_size", expected)
         return rule
