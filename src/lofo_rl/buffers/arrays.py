@@ -1,5 +1,6 @@
 """Numbers in any form, as NumPy arrays."""
 
+import operator
 import reprlib
 from typing import Any
 
@@ -45,3 +46,15 @@ def checked_groups(group: Any, num: int) -> NDArray[np.int64]:
     if given.size not in (1, num) or (given.size == 1 and num > 1 and given.ndim):
         raise LofoError(f"there must be one group for each of {num} items, got shape {given.shape}")
     return np.ascontiguousarray(np.broadcast_to(given.reshape(-1).astype(np.int64), (num,)))
+
+
+def checked_size(name: str, value: Any, least: int = 1) -> int:
+    """The value as a plain integer; a boolean is none."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool | np.bool_) or not least <= number < 2**63:
+        end = "" if number < 2**63 else " and less than 2**63"
+        raise LofoError(f"{name} must be an integer of at least {least}{end}, got {value!r}")
+    return number

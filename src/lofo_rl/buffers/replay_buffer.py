@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lofo_rl.buffers import memory, serialization
-from lofo_rl.buffers.arrays import as_array, checked_groups
+from lofo_rl.buffers.arrays import as_array, checked_groups, checked_size
 from lofo_rl.buffers.cells import Points, Rows
 from lofo_rl.buffers.item_spec import ItemSpec, Leaf, observation_of
 from lofo_rl.buffers.ledger import NO_ROWS, Ledger
@@ -65,14 +65,14 @@ class ReplayBuffer:
         num_slots: int | None = None,
     ) -> None:
         self._rule = _checked_rule(rule)
-        self._capacity = _checked_size("capacity", capacity)
-        self._num_streams = _checked_size("num_streams", num_streams)
-        self._window = None if window is None else _checked_size("window", window)
+        self._capacity = checked_size("capacity", capacity)
+        self._num_streams = checked_size("num_streams", num_streams)
+        self._window = None if window is None else checked_size("window", window)
         self._num_slots = self._default_slots()
         if num_slots is not None:
             if self._window is None:
                 raise LofoError(f"num_slots={num_slots} bounds the steps of windows: give window=")
-            self._num_slots = _checked_size("num_slots", num_slots)
+            self._num_slots = checked_size("num_slots", num_slots)
             if self._num_slots < self._window:
                 raise LofoError(f"num_slots must hold a window of {window}, got {num_slots}")
         if sampler is not None and not isinstance(sampler, Prioritized):
@@ -87,7 +87,7 @@ class ReplayBuffer:
             )
         self._embed, self._group_by, self._sampler = _embedder(locality), group_by, sampler
         self._is_embedding = self._embed is not None and rule.needs_embedding
-        self._seed = _checked_size("seed", seed, least=0)
+        self._seed = checked_size("seed", seed, least=0)
         self._is_grouped: bool | None = None  # open until the first sample, without group_by
         memory.require(
             self._index_bytes(0), f"a book of {self._capacity:,} rows", "lower capacity or window"
@@ -275,7 +275,7 @@ class ReplayBuffer:
 
     def sample(self, num: int, weight: ArrayLike | None = None) -> Batch:
         """A batch of `num`: uniform, by the sampler, or by a weight [capacity] of the rows."""
-        num = _checked_size("num", num)
+        num = checked_size("num", num)
         with self._lock:
             self._check_whole()
             count = self._count()
@@ -338,7 +338,7 @@ class ReplayBuffer:
     def metrics(self, age: int | None = None) -> dict[str, int | float]:
         """Occupancy and forgetting; `older` is the fraction not among the last `age` samples."""
         if age is not None:
-            age = _checked_size("age", age, least=0)
+            age = checked_size("age", age, least=0)
         with self._lock:
             self._check_whole()
             ledger = self._ledger
@@ -384,7 +384,7 @@ class ReplayBuffer:
                 embedding_size = np.size(
                     as_array("an embedding", self._embed(observation_of(item)))
                 )
-        embedding_size = _checked_size("embedding_size", embedding_size, least=0)
+        embedding_size = checked_size("embedding_size", embedding_size, least=0)
         index = self._index_bytes(embedding_size)
         items = self._num_slots * spec.num_bytes
         return {
@@ -852,17 +852,6 @@ def _checked_rule(rule: Any) -> Rule:
             raise LofoError(f"{rule!r} needs embeddings, so it needs a number radius") from error
     checked: Rule = rule
     return checked
-
-
-def _checked_size(name: str, value: Any, least: int = 1) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool | np.bool_) or not least <= number < 2**63:
-        end = "" if number < 2**63 else " and less than 2**63"
-        raise LofoError(f"{name} must be an integer of at least {least}{end}, got {value!r}")
-    return number
 
 
 def _checked_numbers(name: str, value: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from lofo_rl.functional import sequences as trajectories
 from lofo_rl.functional.draws import draw_weighted
 from lofo_rl.functional.ledger import Ledger, Placement
 from lofo_rl.functional.sequences import Trajectory
-from lofo_rl.functional.storage import check_kind
+from lofo_rl.functional.storage import check_held, check_kind, checked_size
 from lofo_rl.pytrees import register_dataclass
 from lofo_rl.types import Array, Key, LofoError, Metrics, Tree
 
@@ -88,7 +88,7 @@ class TransitionIndex:
     capacity: int = dataclasses.field(metadata={"static": True})
 
     def __post_init__(self) -> None:
-        _check_positive("capacity", self.capacity)
+        object.__setattr__(self, "capacity", checked_size("capacity", self.capacity))
 
     @property
     def num_slots(self) -> int:
@@ -162,13 +162,13 @@ class SequenceIndex:
 
     def __post_init__(self) -> None:
         for name in ("capacity", "window"):
-            _check_positive(name, getattr(self, name))
+            object.__setattr__(self, name, checked_size(name, getattr(self, name)))
         if self.num_slots is None:
-            object.__setattr__(self, "num_slots", self.capacity * self._steps_per_start())
-        elif self.num_slots < self.window:
-            raise LofoError(
-                f"num_slots must hold a window of {self.window} steps, got {self.num_slots}"
-            )
+            default = self.capacity * self._steps_per_start()
+            num_slots = checked_size("the default of num_slots", default)
+        elif (num_slots := checked_size("num_slots", self.num_slots)) < self.window:
+            raise LofoError(f"num_slots must hold a window of {self.window} steps, got {num_slots}")
+        object.__setattr__(self, "num_slots", num_slots)
 
     def _steps_per_start(self) -> int:
         # Under Fifo a step that a live start reaches is itself a live start, or the closing row
@@ -247,6 +247,7 @@ class SequenceIndex:
 
 
 def _empty_ledger(rule: Rule, capacity: int, embedding_size: int, is_grouped: bool) -> Ledger:
+    embedding_size = checked_size("embedding_size", embedding_size, least=0)
     if rule.needs_embedding and embedding_size < 1:
         raise LofoError(
             f"{type(rule).__name__} needs an embedding: "
@@ -283,6 +284,7 @@ def _fit_embedding(ledger: Ledger, embedding: Array | None) -> Array:
     if embedding is None:
         raise LofoError(f"embedding must be float32[{size}], got None")
     check_kind("embedding", embedding, jnp.float32, (size,))
+    check_held("embedding", embedding, jnp.float32)
     return jnp.asarray(embedding, jnp.float32)
 
 
@@ -295,8 +297,3 @@ def _ledger_metrics(ledger: Ledger, age: Array | int | None) -> Metrics:
         "mean_near": ledgers.mean_near(ledger),
     }
     return metrics if age is None else metrics | {"older": ledgers.fraction_older(ledger, age)}
-
-
-def _check_positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise LofoError(f"{name} must be an integer of at least 1, got {value!r}")

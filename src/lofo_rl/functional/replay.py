@@ -8,8 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lofo_rl.buffers.neighbors import LARGEST
 from lofo_rl.functional.index import Draw, Index
-from lofo_rl.functional.storage import PackedRows, check_kind, leaf_names
+from lofo_rl.functional.storage import (
+    PackedRows,
+    check_held,
+    check_kind,
+    checked_size,
+    kind_of,
+    leaf_names,
+)
 from lofo_rl.pytrees import register_dataclass
 from lofo_rl.types import Array, Batch, Key, LofoError, Metrics, Tree
 
@@ -29,10 +37,11 @@ class Replay:
     `group_by`: the name of a leaf, such as "action", or a function from an item to an integer; only
     samples of the same group are neighbors. In windows, the group is the start's.
 
-    Shapes and dtypes are checked when a call is traced. Values are not: with
-    `checks_values=True` embeddings and errors must be finite and weights must give a distribution,
-    or a LofoError is raised (under jit it is the last line of jax's own error). Each check calls
-    back from the device, so use it to find a mistake, and not in a long run.
+    Shapes, dtypes, and items that are numbers of Python or NumPy are checked when a call is traced.
+    Other values are not: with `checks_values=True` embeddings must have a norm of at most 2**55,
+    errors must be finite and weights must give a distribution, or a LofoError is raised (under jit
+    it is the last line of jax's own error). Each check calls back from the device, so use it to
+    find a mistake, and not in a long run.
     """
 
     index: Index
@@ -77,18 +86,21 @@ class Replay:
         """
         group, is_closed = self._group(item), None
         if closing is not None:
+            for part in (item, closing[0]):  # a stack is jax's, and hides what was given
+                state.rows.check(part)
             item = jax.tree.map(lambda *x: jnp.stack(x), item, closing[0])
             is_closed = closing[1]
             check_kind("whether there is a closing row", is_closed, jnp.bool_)
-        if self.checks_values and embedding is not None:
-            jax.debug.callback(_check_embedding, embedding, is_start)
         index, slot, start = self.index.place(
             state.index, embedding, key, group=group, is_start=is_start, is_closed=is_closed
         )
+        if self.checks_values and embedding is not None:  # of a shape and kind that is checked now
+            jax.debug.callback(_check_embedding, embedding, is_start)
         return ReplayState(index, state.rows.write(slot, item)), start
 
     def sample(self, state: ReplayState, num: int, key: Key, weight: Array | None = None) -> Batch:
         """A batch, drawn uniformly or in proportion to a weight [C] of the ledger rows."""
+        num = checked_size("num", num)
         if weight is not None:
             capacity = self.index.ledger(state.index).capacity
             check_kind("weight", weight, jnp.float32, (capacity,))
@@ -136,15 +148,19 @@ class Replay:
             group = jax.tree.leaves(item)[names.index(self.group_by)]
         else:
             group = self.group_by(item)
-        dtype, shape = jnp.result_type(group), jnp.shape(group)
+        name = self.group_by if isinstance(self.group_by, str) else "a group"
+        shape, dtype = kind_of(name, group)
         if shape or not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
             raise LofoError(f"a group must be one integer, got {dtype}{[*shape]}")
+        check_held(name, group, dtype, "number the groups from 0")
         return jnp.asarray(group).astype(jnp.int32)
 
 
 def _check_embedding(embedding: Any, is_start: Any) -> None:
-    if is_start and not np.isfinite(embedding).all():
-        raise LofoError(f"embedding must be finite, got {np.asarray(embedding)}")
+    given = np.asarray(embedding)
+    exact = given.astype(np.float64)  # whose squares cannot overflow
+    if is_start and not np.sum(exact**2) <= LARGEST**2:  # so that NaN is refused too
+        raise LofoError(f"embedding must be finite, its norm at most {LARGEST:.0e}, got {given}")
 
 
 def _check_weight(weight: Any, drawable: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from lofo_rl.buffers.priorities import Prioritized
 from lofo_rl.functional.index import TransitionIndex
 from lofo_rl.functional.replay import Replay, ReplayState
-from lofo_rl.functional.storage import check_kind
+from lofo_rl.functional.storage import check_held, check_kind, checked_size
 from lofo_rl.pytrees import register_dataclass
 from lofo_rl.types import Array, Batch, Key, LofoError, Tree
 
@@ -49,7 +49,7 @@ def needs_errors(sampler: Any) -> bool:
 
 def init(sampler: Any, capacity: int) -> Tree:
     """The sampler's state for an empty buffer."""
-    return _methods(sampler).init(sampler, capacity)
+    return _methods(sampler).init(sampler, checked_size("capacity", capacity))
 
 
 def add(sampler: Any, state: Tree, start: Array, reward: Array) -> Tree:
@@ -61,6 +61,7 @@ def sample(
     sampler: Any, state: Tree, replay: Replay, memory: ReplayState, num: int, key: Key
 ) -> Batch:
     """A batch from the buffer."""
+    num = checked_size("num", num)
     return _methods(sampler).sample(sampler, state, replay, memory, num, key)
 
 
@@ -72,6 +73,7 @@ def learn(
     A sample that was forgotten since the batch was drawn is skipped.
     """
     check_kind("errors", errors, jnp.float32, jnp.shape(batch.starts))
+    check_held("errors", errors, jnp.float32)
     if replay.checks_values:
         jax.debug.callback(_check_errors, errors)
     ledger = replay.index.ledger(memory.index)
