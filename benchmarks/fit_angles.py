@@ -89,13 +89,13 @@ def tell(name: str, num_epochs: int, shared_negatives: bool, coarse: bool = Fals
     )
     print(" ".join(f"{s:.2f}" for s in slopes))
     for radius, told in zip(RADII, reach(experiment, points, RADII), strict=True):
-        words = "no neighbours"
+        words = "no neighbors"
         if "reach_q50" in told:
             words = f"reach {told['reach_q50']:.1f}, {told['reach_q95']:.1f} cells"
         limit = buffer.rule.limit
         kept = suggest_radius(walk, [], NUM_WALKED, limit=limit, radius=radius).measured
         print(
-            f"  radius {radius}: {words}, drawn into the T1-zone {told['zone_neighbours']:.1%}, "
+            f"  radius {radius}: {words}, drawn into the T1-zone {told['zone_neighbors']:.1%}, "
             f"{kept:,} of {NUM_WALKED:,} steps remembered"
         )
 

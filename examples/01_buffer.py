@@ -1,4 +1,4 @@
-"""Local forgetting in ten lines: the newcomer replaces its stale neighbour, not the oldest item."""
+"""Local forgetting in ten lines: the newcomer replaces its stale neighbor, not the oldest item."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ for rule in (lofo_rl.Fifo(), lofo_rl.Local(radius=0.5, limit=1)):
         f"  a batch: {buffer.sample(3).items['reward']}, forgotten: {buffer.metrics()['evictions']}"
     )
 
-# Windows of three steps: the step that was forgotten as a start still serves its neighbours'
+# Windows of three steps: the step that was forgotten as a start still serves its neighbors'
 # windows, but its reward is unknown.
 sequences = lofo_rl.ReplayBuffer(lofo_rl.Local(radius=0.5, limit=1), capacity=16, window=3)
 for time, cell in enumerate([0, 1, 2, 1, 3, 4]):

@@ -53,4 +53,4 @@ with tempfile.TemporaryDirectory() as folder:
     run(pack, Path(folder))
     print(verdict_table(summarise([Path(folder)])))
 print("Both models still know T2. FIFO's believes in a reward at T1 between the old and the new,")
-print("because stale rows outlive the change; LoFo's were replaced by their new neighbours.")
+print("because stale rows outlive the change; LoFo's were replaced by their new neighbors.")

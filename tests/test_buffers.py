@@ -104,13 +104,13 @@ def test_nearness_does_not_cancel_far_from_the_origin():
     assert near(embeddings, jnp.array([1000.0]), 0.0015).tolist() == [True, False]
 
 
-def test_an_empty_row_is_no_neighbour():
+def test_an_empty_row_is_no_neighbor():
     index = TransitionIndex(Local(1.0, 1), 3)
     state, slot, _ = index.place(index.init(2), jnp.zeros(2), None)  # all rows hold zeros
     assert slot == 0 and state.near_low == 0
 
 
-def test_a_neighbourhood_may_hold_more_than_the_limit():
+def test_a_neighborhood_may_hold_more_than_the_limit():
     # Two that are not near each other, then one between them: only one leaves per newcomer.
     index = TransitionIndex(Local(1.0, 1), 8)
     state = index.init(1)
@@ -119,7 +119,7 @@ def test_a_neighbourhood_may_hold_more_than_the_limit():
     assert state.size == 2 and sorted(state.embedding[0, :2].tolist()) == [0.75, 1.5]
 
 
-def test_neighbours_are_counted_beyond_int32():
+def test_neighbors_are_counted_beyond_int32():
     ledger = ledgers.init(4, 1)
     placement = ledgers.Placement(jnp.int32(0), jnp.int32(2**30 - 1), jnp.array(False))
     for _ in range(5):

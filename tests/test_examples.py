@@ -27,10 +27,10 @@ def test_an_example_is_short_and_runs(path, tmp_path):
     told = run(path, tmp_path)
     assert told.strip()
     if path.stem == "01_buffer":
-        check_that_the_stale_neighbour_leaves(told)
+        check_that_the_stale_neighbor_leaves(told)
 
 
-def check_that_the_stale_neighbour_leaves(told):
+def check_that_the_stale_neighbor_leaves(told):
     fifo, local = told.split("Local(")
     assert "in cell 0 the reward is 4.0" in fifo and "in cell 0 the reward is 4.0" not in local
     assert "in cell 0 the reward is 0.0" in local and "rewards [ 0. nan  2.]" in local

@@ -218,7 +218,7 @@ def test_without_a_seed_two_environments_differ():
     assert not same(gymnasium.make(CAR).reset()[0], gymnasium.make(CAR).reset()[0])
 
 
-def test_seeds_may_be_large_and_neighbours_are_strangers():
+def test_seeds_may_be_large_and_neighbors_are_strangers():
     env = LocaEnv("MountainCarLoCA")
     starts = {tuple(env.reset(seed=seed)[0].tolist()) for seed in (0, 1, 2, 2**32, 2**40 + 1)}
     assert len(starts) == 5

@@ -235,7 +235,7 @@ RING = Contrastive(
 def ring_walk(key, num_steps=2000):
     """A random walk on a ring whose places look like nothing in particular.
 
-    Who is whose neighbour can be learnt from the pairs alone: the observations do not tell.
+    Who is whose neighbor can be learnt from the pairs alone: the observations do not tell.
     """
     moves = jax.random.choice(key, jnp.array([-1, 1]), (num_steps + 1,))
     places = jnp.cumsum(moves) % NUM_PLACES
@@ -268,7 +268,7 @@ def test_three_short_products_keep_the_digits_of_float32():
     assert error(split) < 2 * error(x @ y) < 0.01 * error(x_high @ y_high)
 
 
-def test_fit_brings_neighbours_together_and_others_apart():
+def test_fit_brings_neighbors_together_and_others_apart():
     _, metrics, before, after = fit_ring(jax.random.key(0))
     assert metrics["loss"] < 0.1 * metrics["first_loss"]
     # the squared distances of 32 negatives sum to about ten

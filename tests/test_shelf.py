@@ -239,13 +239,13 @@ def cells_of(experiment: Experiment, num_looks: int) -> np.ndarray:
     return np.repeat(places.astype(float), num_looks, axis=0)
 
 
-def test_how_far_neighbours_lie_apart_on_the_chart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_far_neighbors_lie_apart_on_the_chart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveys, "NUM_ASKED", 1_000_000)
     experiment = find("mountaincar/dyna_q/lofo")
     chart = experiment.environment.chart()
     points = cells_of(experiment, 3)
     alone, sides, corners = reach(experiment, points, [1.0, 1.1, 1.5])
-    assert alone == {"zone_neighbours": 0}  # neither its own looks nor what lies at the radius
+    assert alone == {"zone_neighbors": 0}  # neither its own looks nor what lies at the radius
     assert sides["reach_q50"] == sides["reach_q95"] == 1
     assert corners["reach_q50"] == 1 and corners["reach_q95"] == pytest.approx(np.sqrt(2))
     zone = np.asarray(jax.vmap(experiment.environment.in_t1_zone)(chart.states))[::3]
@@ -253,7 +253,7 @@ def test_how_far_neighbours_lie_apart_on_the_chart(monkeypatch: pytest.MonkeyPat
     padded = np.pad(zone, 1)
     beside = padded[2:, 1:-1] | padded[:-2, 1:-1] | padded[1:-1, 2:] | padded[1:-1, :-2]
     expected = (beside & ~zone).sum() / (~zone).sum()
-    assert 0 < expected < 0.2 and sides["zone_neighbours"] == pytest.approx(expected)
+    assert 0 < expected < 0.2 and sides["zone_neighbors"] == pytest.approx(expected)
 
 
 def test_far_cells_that_are_embedded_near_are_found() -> None:
@@ -261,7 +261,7 @@ def test_far_cells_that_are_embedded_near_are_found() -> None:
     points = cells_of(experiment, 3)
     points[:, 1] %= 10  # columns that are ten apart are one
     (folded,) = reach(experiment, points, [0.5])
-    assert folded["reach_q50"] >= 10 and folded["zone_neighbours"] > 0.05
+    assert folded["reach_q50"] >= 10 and folded["zone_neighbors"] > 0.05
 
 
 @pytest.mark.parametrize("look", [0, 1])
@@ -271,10 +271,10 @@ def test_every_look_is_asked_and_no_blank_cell(look: int) -> None:
     points = cells_of(experiment, 2)
     points[1::2] += 1000  # elbows are told apart
     points[blank] = points[~blank][0]
-    assert reach(experiment, points, [0.5]) == [{"zone_neighbours": 0}]
+    assert reach(experiment, points, [0.5]) == [{"zone_neighbors": 0}]
     points[look::2] = 0  # but this one's states are all the same
     (told,) = reach(experiment, points, [0.5])
-    assert told["reach_q50"] > 10 and told["zone_neighbours"] == pytest.approx(0.5, abs=0.01)
+    assert told["reach_q50"] > 10 and told["zone_neighbors"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_radii_are_shares_of_a_step_unless_no_picture_shows_one() -> None:
@@ -306,7 +306,7 @@ def test_the_command_prints_and_keeps_what_it_measured(
     printed = capsys.readouterr().out
     assert printed.startswith("mountaincar/dyna_q/lofo: at work, 2 epochs, (0.1, 0.2)\n")
     assert "one action apart" in printed and "after the run, predicted" in printed
-    assert "drawn into T1-zone" in printed and "no neighbours" in printed
+    assert "drawn into T1-zone" in printed and "no neighbors" in printed
     assert printed.count("of a random walk of 20,000 steps") == 1  # how to read the table
     assert len(list(tmp_path.glob("*.png"))) == 1
     (file,) = tmp_path.glob("*.json")

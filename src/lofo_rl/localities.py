@@ -22,7 +22,7 @@ from lofo_rl.types import LofoError
 READING = (
     "after the walk, after the run: states that the radius remembers of a random walk of "
     f"{NUM_POINTS:,} steps, and of one as long as the run that goes on as it began; reach: cells "
-    "of the map between neighbours; drawn into T1-zone: the states outside that have a neighbour "
+    "of the map between neighbors; drawn into T1-zone: the states outside that have a neighbor "
     "inside, which phase 2 may therefore forget. A good radius reaches a cell or two and draws in "
     "next to none."
 )
@@ -32,9 +32,9 @@ READING = (
 class Fit:
     """Fits the learned locality of runs, keeps it for `lofo run --localities`, and measures it.
 
-    Prints distances of states one action apart, of random pairs, of neighbouring cells of the map
+    Prints distances of states one action apart, of random pairs, of neighboring cells of the map
     and of the looks within a cell; and for each radius how many states it would remember, how many
-    cells of the map apart its neighbours lie, and which share of the states outside the T1-zone has
+    cells of the map apart its neighbors lie, and which share of the states outside the T1-zone has
     one inside, which phase 2 may therefore forget. Any field of the run can be overridden, such as
     --buffer.locality.num-epochs 1; `lofo fit ID --help` lists them all.
     """
@@ -123,7 +123,7 @@ def _table(found: Survey) -> str:
     distances = found.distances
     kinds = [kind for kind in ("step", "cell", "look", "pair") if f"{kind}_q50" in distances]
     quantiles = (1, 25, 50, 75, 99)
-    words = {"step": "one action apart", "cell": "neighbouring cells", "pair": "random pairs"}
+    words = {"step": "one action apart", "cell": "neighboring cells", "pair": "random pairs"}
     lines = ["    distance of            " + "".join(f"{f'{q} %':>10}" for q in quantiles)]
     for kind in kinds:
         values = "".join(f"{distances[f'{kind}_q{q}']:10.4f}" for q in quantiles)
@@ -137,9 +137,9 @@ def _table(found: Survey) -> str:
     lines.append(f"    {'radius':>10}" + "".join(f"{head:>24}" for head in heads))
     for r in found.radii:
         has_any = "reach_q50" in r
-        reach = f"{r['reach_q50']:.1f}, {r['reach_q95']:.1f} cells" if has_any else "no neighbours"
+        reach = f"{r['reach_q50']:.1f}, {r['reach_q95']:.1f} cells" if has_any else "no neighbors"
         lines.append(
             f"    {r['radius']:10.4f}{r['after_walk']:24,}{r['after_run']:24,}{reach:>24}"
-            f"{r['zone_neighbours']:24.1%}"
+            f"{r['zone_neighbors']:24.1%}"
         )
     return "\n".join(lines)

@@ -65,7 +65,7 @@ def test_a_loaded_buffer_continues_like_the_saved_one(
     assert [p.name for p in path.parent.iterdir()] == ["buffer.lofo"]
 
 
-def test_a_loaded_buffer_finds_the_same_neighbours_in_a_grid(tmp_path):
+def test_a_loaded_buffer_finds_the_same_neighbors_in_a_grid(tmp_path):
     rng = np.random.default_rng(0)
     points = rng.uniform(size=(6000, 2)) @ rng.normal(size=(2, 8))
     buffer = ReplayBuffer(Local(0.05, 2), 4000)

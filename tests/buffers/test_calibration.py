@@ -113,7 +113,7 @@ def test_the_dimension_of_known_surfaces(points, dimension):
 
 
 def test_a_trail_is_no_sign_of_a_low_dimension():
-    """The nearest neighbours of a slow walk are its own steps before and after."""
+    """The nearest neighbors of a slow walk are its own steps before and after."""
     turns = np.cumsum(np.random.default_rng(0).normal(0.0, 0.25, (6000, 4)), axis=0)
     torus = np.concatenate([np.cos(turns), np.sin(turns)], axis=-1).astype(np.float32)
     walk = Calibration(torus, 1)
@@ -154,7 +154,9 @@ def test_the_nearest_size_where_no_radius_keeps_so_many():
     with pytest.raises(LofoError, match="no radius keeps 300"):
         Local.keeping(300, few)
     rule = Local.keeping(300, few, nearest=True)
-    assert 50 <= rule.expected_size < 60 and 0.5 < rule.radius <= 1  # wide, and no two places are near
+    assert (
+        50 <= rule.expected_size < 60 and 0.5 < rule.radius <= 1
+    )  # wide, and no two places are near
     with pytest.raises(LofoError, match="no radius keeps 2 "):
         Local.keeping(2, few, limit=10)
     assert Local.keeping(2, few, limit=10, nearest=True).expected_size == 10

@@ -66,7 +66,7 @@ def test_the_proposed_radius_holds_what_was_predicted(walk, factor):
 
 
 @pytest.mark.parametrize("walk", [random_steps.noise, random_steps.noise_image])
-def test_where_no_sample_has_a_neighbour_the_rule_keeps_all(walk):
+def test_where_no_sample_has_a_neighbor_the_rule_keeps_all(walk):
     """The verdict is true: with every radius of the table, later steps are held, too."""
     points = walk(2000, seed=3)
     found = diagnose(points[:1000])
@@ -113,13 +113,13 @@ def test_what_float32_cannot_tell_apart_is_said():
     assert "float32 cannot tell" in diagnose(walk + 1e8).reason
 
 
-def test_a_radius_without_neighbours_is_named():
+def test_a_radius_without_neighbors_is_named():
     found = diagnose(random_steps.point_mass(1500, 0), radius=1e-4)
     assert found.verdict == "no neighbors" and found.radius == 1e-4
     assert found.candidates[-1].expected_size > 0.9 * found.num_steps
 
 
-def test_a_walk_that_never_returns_has_no_neighbours():
+def test_a_walk_that_never_returns_has_no_neighbors():
     road = np.arange(1000.0)[:, None]
     steps = np.random.default_rng(0).normal(size=(2000, 16))
     for points in (road, np.cumsum(steps, axis=0)):

@@ -1,4 +1,4 @@
-"""Groups: only samples of one group are neighbours, in every form of the search."""
+"""Groups: only samples of one group are neighbors, in every form of the search."""
 
 from contextlib import nullcontext
 from unittest.mock import patch

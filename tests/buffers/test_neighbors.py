@@ -179,7 +179,7 @@ def test_a_radius_wider_than_the_world_finds_everyone(make: type, compiled: bool
 
 
 @EITHER
-def test_a_rotated_basis_keeps_every_neighbour(compiled: bool) -> None:
+def test_a_rotated_basis_keeps_every_neighbor(compiled: bool) -> None:
     rng = np.random.default_rng(1)
     basis, _ = np.linalg.qr(rng.normal(size=(16, 4)))
     points = uniform_sheet(3000, 1)

@@ -76,7 +76,7 @@ def contents_of_oracle(oracle, window):
 @hypothesis.given(steps=STEPS)
 def test_it_decides_as_the_paper(rule, spoken, shape, is_grouped, steps):
     if is_grouped and not rule.needs_embedding:
-        pytest.skip("groups divide neighbours, and this rule has none")
+        pytest.skip("groups divide neighbors, and this rule has none")
     capacity, window, _, num_streams = shape
     buffer = make(rule, shape)
     buffer._rng = draws = Draws()
@@ -108,7 +108,7 @@ def test_the_oldest_of_all_is_found_however_long_the_walk():
     rng = np.random.default_rng(3)
     buffer = ReplayBuffer(Local(0.5, 1), 20)
     oracle = oracles.TransitionBuffer(oracles.Local(0.5, 1), 20)
-    for number in range(1500):  # half of the samples have a neighbour, half find a full buffer
+    for number in range(1500):  # half of the samples have a neighbor, half find a full buffer
         point = (float(rng.integers(0, 40)),)
         oracle.add(point)
         buffer.add({"id": number}, embedding=point)

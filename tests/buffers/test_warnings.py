@@ -111,7 +111,7 @@ def test_a_walker_that_erases_its_own_trail(world, batch):
 def test_a_buffer_that_runs_over(world, batch):
     radius, limit, _ = HEALTHY[world]
     (words,) = told(ReplayBuffer(Local(radius, limit), 60), world, batch=batch)
-    assert "too few neighbours" in words and "raise capacity (60) or radius" in words
+    assert "too few neighbors" in words and "raise capacity (60) or radius" in words
     assert "of the last 1,0" in words
 
 

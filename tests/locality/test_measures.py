@@ -44,7 +44,7 @@ def chart():
     return points
 
 
-def test_distances_of_neighbouring_cells_and_looks():
+def test_distances_of_neighboring_cells_and_looks():
     found = chart_distances(chart())
     assert found["look_q1"] == found["look_q99"] == 5
     # of each look: 8 steps along rows and 7 along columns are known
@@ -57,7 +57,7 @@ def test_the_mean_gap_of_a_cell():
     assert gaps.shape == (3, 4, 2)
     assert gaps[1, 1, 0] == pytest.approx((1 + 1 + 2 + 2) / 4)
     assert gaps[2, 3, 1] == pytest.approx((1 + 2) / 2)
-    assert gaps[0, 1, 0] == pytest.approx((1 + 2) / 2)  # its neighbour on the left is missing
+    assert gaps[0, 1, 0] == pytest.approx((1 + 2) / 2)  # its neighbor on the left is missing
     assert np.isnan(gaps[0, 0]).all()
 
 
@@ -67,17 +67,17 @@ def test_how_many_cells_a_radius_reaches():
     points = 0.5 * places
     in_zone = columns == 0
     alone, sides, far = neighbor_reach(points, places, in_zone, [0.5, 0.6, 1.1], 10**6)
-    assert alone == {"zone_neighbours": 0}
-    assert sides == {"reach_q50": 1, "reach_q95": 1, "zone_neighbours": pytest.approx(5 / 25)}
-    assert far["reach_q95"] == 2 and far["zone_neighbours"] == pytest.approx(10 / 25)
+    assert alone == {"zone_neighbors": 0}
+    assert sides == {"reach_q50": 1, "reach_q95": 1, "zone_neighbors": pytest.approx(5 / 25)}
+    assert far["reach_q95"] == 2 and far["zone_neighbors"] == pytest.approx(10 / 25)
     folded = points.copy()
     folded[:, 1] %= 1.5  # columns three apart are embedded as one
     (found,) = neighbor_reach(folded, places, in_zone, [0.1], 10**6)
-    assert found == {"reach_q50": 3, "reach_q95": 3, "zone_neighbours": pytest.approx(5 / 25)}
+    assert found == {"reach_q50": 3, "reach_q95": 3, "zone_neighbors": pytest.approx(5 / 25)}
 
 
 def test_a_zone_that_is_the_world_has_no_outside():
     points = np.arange(3.0)[:, None]
     places = np.array([(0, 0), (0, 1), (0, 2)])
     (found,) = neighbor_reach(points, places, np.ones(3, bool), [1.5], 10)
-    assert found["zone_neighbours"] == 0 and found["reach_q50"] == 1
+    assert found["zone_neighbors"] == 0 and found["reach_q50"] == 1

@@ -104,7 +104,7 @@ def programs(world: World, is_code: bool, device: Any) -> Programs:
 
 
 def key_of(seed: int) -> np.ndarray:
-    """The first key of a seed's chain, [2] uint32; neighbouring seeds have unlike chains."""
+    """The first key of a seed's chain, [2] uint32; neighboring seeds have unlike chains."""
     return np.random.SeedSequence(seed).generate_state(2)
 
 

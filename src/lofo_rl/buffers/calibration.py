@@ -8,7 +8,7 @@ the part that is predicted, in two steps:
   half of the steps and after all of them give a and b.
 - If more than half of all given samples are held, these two numbers say little. Then the rule is
   run with the larger radius, s times as large, that holds about half. On a surface of dimension d
-  the smaller radius has s^d times as many neighbourhoods, each visited as often after s^d times as
+  the smaller radius has s^d times as many neighborhoods, each visited as often after s^d times as
   many steps. So it will hold s^d times as many samples as the larger one at s^-d of the steps.
 
 The prediction is for a policy that goes on as in the given steps. Predicted from 5 000 steps and
@@ -184,8 +184,8 @@ class Calibration:
     def dimension(self) -> float:
         """The intrinsic dimension, by maximum likelihood (Levina and Bickel 2004).
 
-        From the distances between some embeddings and their nearest neighbours, at steps half a
-        window apart: else many neighbours would be one visit's trail. 0 if most embeddings are
+        From the distances between some embeddings and their nearest neighbors, at steps half a
+        window apart: else many neighbors would be one visit's trail. 0 if most embeddings are
         repeats: a finite set.
         """
         if 2 * len(self.distinct) < self.num:

@@ -1,7 +1,7 @@
 """Which rows lie in which cell of a projected grid: the first sieve of `neighbors`.
 
 Invariant: two points nearer than the radius lie at most one cell apart on every axis, rounding
-included, so the cells around a point hold all its neighbours.
+included, so the cells around a point hold all its neighbors.
 """
 
 from array import array

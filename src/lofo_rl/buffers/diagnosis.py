@@ -16,9 +16,9 @@ from lofo_rl.buffers.rules import Fifo, Local, Rule
 from lofo_rl.types import LofoError, LofoWarning
 
 FEWEST = 50  # embeddings
-WIDEST = 1 / 3  # of the extent: with a larger radius neighbours are hardly nearer than strangers
+WIDEST = 1 / 3  # of the extent: with a larger radius neighbors are hardly nearer than strangers
 NUM_RADII = 5  # each half the one before
-FEWEST_RETURNED = 0.05  # of the samples, or they have no neighbours worth the name
+FEWEST_RETURNED = 0.05  # of the samples, or they have no neighbors worth the name
 FEWEST_VISITS = 4  # to each sample held, or most samples are never replaced
 FEWEST_PLACES = 10  # of `limit` samples each, unless the world itself has few
 TOLERANCE = 1.1  # of the number that a proposed radius should hold
@@ -45,8 +45,8 @@ class Diagnosis:
     "helps": `Local(radius, limit)` holds what it should;
     "one place": the radius covers the world, so the buffer holds about `limit` samples;
     "own trail": the radius is longer than a step, so each sample replaces the one before it;
-    "no neighbors": samples hardly ever have a neighbour, so nothing is forgotten locally;
-    "too many places": there are neighbours, but more places than steps or capacity can fill.
+    "no neighbors": samples hardly ever have a neighbor, so nothing is forgotten locally;
+    "too many places": there are neighbors, but more places than steps or capacity can fill.
     """
 
     verdict: str
@@ -228,7 +228,7 @@ def _judge(
     is_alone = returned < FEWEST_RETURNED and (is_large or data.num > own.expected_size / 10)
     if is_alone or own.expected_size > 0.9 * num_steps:
         return "no neighbors", (
-            f"At the radius {own.radius:.3g} samples hardly ever have a neighbour from before: "
+            f"At the radius {own.radius:.3g} samples hardly ever have a neighbor from before: "
             f"Local forgets next to nothing{full}{cause}"
         )
     num_places = min(FEWEST_PLACES, len(data.distinct) / 2)

@@ -1,4 +1,4 @@
-"""Which rows are live and since when, written in place, with the index of neighbours beside it.
+"""Which rows are live and since when, written in place, with the index of neighbors beside it.
 
 Invariant: the live rows are always the prefix [0, size). A new sample takes a fresh row
 (slot == size), or replaces the sample of a row (slot < size), or is refused (slot == capacity).
@@ -262,4 +262,4 @@ class Ledger:
 
 
 def _radius_of(rule: Rule) -> float:
-    return float(rule.radius)  # type: ignore[attr-defined]  # a rule with neighbours has one
+    return float(rule.radius)  # type: ignore[attr-defined]  # a rule with neighbors has one

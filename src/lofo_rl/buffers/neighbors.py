@@ -38,7 +38,7 @@ ON, REFERRED, FULL, REFUSED = 0, 1, 2, 3
 def oldest_near(
     index: "Exhaustive", stamps: NDArray[Any], embedding: ArrayLike, group: int = 0
 ) -> tuple[int, int]:
-    """The row that local forgetting replaces (-1: no neighbour), and the number of neighbours."""
+    """The row that local forgetting replaces (-1: no neighbor), and the number of neighbors."""
     rows = index.near(embedding, group)
     return (int(rows[stamps[rows].argmin()]) if len(rows) else -1), len(rows)
 

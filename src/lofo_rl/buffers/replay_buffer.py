@@ -1,6 +1,6 @@
 """The object API: a replay buffer for Python users, NumPy in and NumPy out.
 
-The semantics are those of `lofo_rl.functional.Replay`. Neighbours are found by an index whose cost
+The semantics are those of `lofo_rl.functional.Replay`. Neighbors are found by an index whose cost
 does not grow with the buffer, and rows are written in place.
 """
 
@@ -40,10 +40,10 @@ class ReplayBuffer:
     `rule`: `Fifo()`, `Reservoir()`, `Local(radius, limit)`, or a rule of your own.
     `capacity`: the most items, or starts of windows, that it holds.
     `locality`: a function from an observation to a vector, or an object with a method `embed`.
-    Without it, a rule that needs neighbours takes `embedding=` with every `add`.
+    Without it, a rule that needs neighbors takes `embedding=` with every `add`.
     `window`: None for single transitions, or the number of steps of a sequence.
     `group_by`: the name of a leaf, such as "action", or a function from an item to an integer; only
-    samples of the same group are neighbours.
+    samples of the same group are neighbors.
     `sampler`: `Prioritized(...)` to sample by error, None to sample uniformly.
     `num_slots` bounds the steps stored behind the starts of windows, `num_streams` counts parallel
     environments, whose steps are chained apart.
@@ -114,7 +114,7 @@ class ReplayBuffer:
         self._spec: ItemSpec | None = None  # settled by the first item
         self._rows: list[Leaf] = []  # leaves [T, ...]
         self._one_row = np.zeros(1, np.int64)
-        self._reviewed = (0, 0, 0, 0)  # clock, overflow, cut windows, neighbours at the last review
+        self._reviewed = (0, 0, 0, 0)  # clock, overflow, cut windows, neighbors at the last review
 
     @property
     def rule(self) -> Rule:
@@ -799,13 +799,13 @@ class ReplayBuffer:
         if overflow > 0.01 * num:
             self._warn(
                 "overflow",
-                f"{overflow:,} of the last {num:,} samples had too few neighbours and took the "
+                f"{overflow:,} of the last {num:,} samples had too few neighbors and took the "
                 f"place of the oldest of all: raise capacity ({ledger.capacity:,}) or radius",
             )
         if near > 0.5 * num * ledger.size:
             self._warn(
                 "cover",
-                f"a new sample has {near / num:,.1f} neighbours on average among {ledger.size:,}: "
+                f"a new sample has {near / num:,.1f} neighbors on average among {ledger.size:,}: "
                 "the radius covers most of the data. Lower radius",
             )
 

@@ -21,7 +21,7 @@ class Placement(NamedTuple):
     """Where a new sample goes: the one integer in which rules differ, and why."""
 
     slot: Any  # int: == size: a fresh row; < size: replaces that row; == capacity: refused
-    num_near: Any  # int, neighbours the rule counted
+    num_near: Any  # int, neighbors the rule counted
     overflow: Any  # bool, a sample left only because the buffer was full
 
 
@@ -58,7 +58,7 @@ class Rule(Protocol):
     voids_rewards: ClassVar[bool]  # in windows, the reward of a forgotten start becomes unknown
 
     def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
-        """The row of a new sample; `near` holds its live neighbours [K], in ascending order.
+        """The row of a new sample; `near` holds its live neighbors [K], in ascending order.
 
         It follows from the arguments alone, and writes into none of them.
         """
@@ -93,7 +93,7 @@ class Reservoir:
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """Local forgetting: a new sample with enough neighbours replaces the oldest of them."""
+    """Local forgetting: a new sample with enough neighbors replaces the oldest of them."""
 
     radius: float  # D_local
     limit: int = 1  # N_local
@@ -135,7 +135,7 @@ class Local:
         return rule
 
     def choose(self, ledger: LedgerView, near: Rows, rng: np.random.Generator) -> Placement:
-        """The oldest neighbour's row if there are enough, else a fresh one, else the oldest."""
+        """The oldest neighbor's row if there are enough, else a fresh one, else the oldest."""
         num_near = len(near)
         if num_near >= self.limit:
             return Placement(int(near[ledger.stamp[near].argmin()]), num_near, False)

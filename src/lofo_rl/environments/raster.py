@@ -151,7 +151,7 @@ def _floor() -> np.ndarray:
     side = (np.arange(SIZE) - (SIZE - 1) / 2) * CAMERA / FOCAL / FLOOR_EDGE
     across, up = np.meshgrid(side, -side)
     near, far = np.minimum(abs(across), abs(up)), np.maximum(abs(across), abs(up))
-    # Each quarter is two triangles, lit at their corners; neighbours are cut along other diagonals.
+    # Each quarter is two triangles, lit at their corners; neighbors are cut along other diagonals.
     cut = across * up > 0.0
     middle = np.where(cut, np.maximum(1.0 - near - far, 0.0), 1.0 - far)
     corner = np.where(cut, np.maximum(near + far - 1.0, 0.0), near)

@@ -183,7 +183,7 @@ class Experiment:
 def shorten(experiment: Experiment, fraction: float, *, keep_limit: bool = False) -> Experiment:
     """The experiment at a fraction of its length: phases, FIFO and reservoir capacities, limit.
 
-    A neighbourhood that keeps few samples may hold none of an action its policy does not favour;
+    A neighborhood that keeps few samples may hold none of an action its policy does not favour;
     where that matters, `keep_limit` leaves the limit as it is. Evaluations come more often if the
     judged ones would else fill more than half of a phase, and judge how it was learnt as well.
     """

@@ -38,7 +38,7 @@ REACHER_LOCALITY = Contrastive(
 # less, so that phase 2 would seldom come back near what it should let go of.
 RANDOMIZED_LOCALITY = replace(REACHER_LOCALITY, num_epochs=1)
 # The paper's radius is 0.05. In these embeddings a sixth to a third of all states outside the
-# T1-zone would then have a neighbour inside, and might be forgotten in phase 2; so 1 to 3 % have.
+# T1-zone would then have a neighbor inside, and might be forgotten in phase 2; so 1 to 3 % have.
 REACHER_RULE, RANDOMIZED_RULE = Local(0.015, 10), Local(0.02, 2)
 # The paper's own numbers where these have others, for the runs `...-as_printed`.
 PRINTED_LOCALITY = replace(

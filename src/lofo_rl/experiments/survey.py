@@ -19,16 +19,16 @@ from lofo_rl.types import Array, Key, LofoError, Tree
 
 NUM_POINTS = 20_000  # of a random walk, put through the rule of local forgetting
 STEP_SHARES = (0.25, 0.5, 1.0)  # of the median distance of one action: radii worth a try
-NUM_ASKED = 4_000  # states of the chart, at most, whose neighbours are looked for
+NUM_ASKED = 4_000  # states of the chart, at most, whose neighbors are looked for
 
 
 class Survey(NamedTuple):
     """What is measured of a fitted locality.
 
-    Distances are those of states one action apart, of random pairs, of neighbouring cells of the
+    Distances are those of states one action apart, of random pairs, of neighboring cells of the
     chart and of the looks within a cell, by their quantiles. Radii come with the number of samples
     held, after a random walk and, predicted, after the whole run; with how far over the chart
-    neighbours lie apart; and with what phase 2 might wrongly forget.
+    neighbors lie apart; and with what phase 2 might wrongly forget.
     """
 
     distances: dict[str, float]
@@ -86,7 +86,7 @@ def _points(pack: Pack, buffer: Buffer, params: Tree, key: Key) -> tuple[Array, 
 def _chart(
     experiment: Experiment, points: np.ndarray
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Distances between neighbouring cells and between the looks of a cell; and maps of them."""
+    """Distances between neighboring cells and between the looks of a cell; and maps of them."""
     chart = experiment.environment.chart()
     blank = np.asarray(chart.blank).reshape(chart.shape)
     points = points.reshape(*chart.shape, -1, points.shape[-1])
@@ -132,9 +132,9 @@ def _radii(
 
 
 def reach(experiment: Experiment, points: np.ndarray, radii: list[float]) -> list[dict[str, float]]:
-    """For each radius, how many cells of the chart its neighbours lie apart: `neighbor_reach`.
+    """For each radius, how many cells of the chart its neighbors lie apart: `neighbor_reach`.
 
-    What phase 2 visits forgets its neighbours, so those outside the T1-zone that have a neighbour
+    What phase 2 visits forgets its neighbors, so those outside the T1-zone that have a neighbor
     inside should be those along the zone's edge alone.
     """
     environment = experiment.environment

@@ -78,7 +78,7 @@ def _set(value: Any, path: list[str], new: Any) -> Any:
 def _growth(base: Buffer, buffer: Buffer) -> int:
     """How many times as many samples a buffer may come to hold: a larger limit needs room.
 
-    Every neighbourhood fills up to the limit, so occupancy grows at most as the limit does; the
+    Every neighborhood fills up to the limit, so occupancy grows at most as the limit does; the
     capacity of a base with the finest radius of the sweep then suffices everywhere.
     """
     if not isinstance(base.rule, Local) or not isinstance(buffer.rule, Local):

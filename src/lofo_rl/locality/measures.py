@@ -37,14 +37,14 @@ def step_and_pair_distances(
 
 
 def chart_distances(chart: Floats) -> dict[str, float]:
-    """Quantiles of the distances between neighbouring cells, and between the looks of a cell."""
+    """Quantiles of the distances between neighboring cells, and between the looks of a cell."""
     across, up, looks = (np.linalg.norm(np.diff(chart, axis=k), axis=-1) for k in (1, 0, 2))
     cells = np.concatenate([across.reshape(-1), up.reshape(-1)])
     return quantiles("cell", cells) | quantiles("look", looks.reshape(-1))
 
 
 def mean_gap(chart: Floats) -> Floats:
-    """The mean distance [H, W, L] of a cell to those of its four neighbours that exist."""
+    """The mean distance [H, W, L] of a cell to those of its four neighbors that exist."""
     across, up = (np.linalg.norm(np.diff(chart, axis=k), axis=-1) for k in (1, 0))
     sides = [
         np.pad(gaps, [at if k == axis else (0, 0) for k in range(3)], constant_values=np.nan)
@@ -62,17 +62,17 @@ def neighbor_reach(
     radii: list[float],
     num_queries: int,
 ) -> list[dict[str, float]]:
-    """For each radius, how many cells of the chart its neighbours lie apart: how local it is.
+    """For each radius, how many cells of the chart its neighbors lie apart: how local it is.
 
     An embedding may bring near what is far: small distances between adjacent cells do not exclude
     it. `points` [N, D] are the embeddings of states, `places` [N, 2] their cells. `reach_q50` and
-    `reach_q95` are quantiles of the distance in cells between a state and its neighbours; they are
-    missing where no state has one. `zone_neighbours` is the share of states outside a zone that
-    have a neighbour inside. Looks at `num_queries` states at most.
+    `reach_q95` are quantiles of the distance in cells between a state and its neighbors; they are
+    missing where no state has one. `zone_neighbors` is the share of states outside a zone that
+    have a neighbor inside. Looks at `num_queries` states at most.
     """
     queries = np.random.default_rng(0).permutation(len(points))[:num_queries]
     height, width = np.ptp(places, axis=0) + 1
-    # neighbours, for each radius and each square of their distance in cells
+    # neighbors, for each radius and each square of their distance in cells
     counts = np.zeros((len(radii), height**2 + width**2), np.int64)
     num_drawn = np.zeros(len(radii), np.int64)
     for k in queries:
@@ -85,7 +85,7 @@ def neighbor_reach(
             num_drawn[i] += not in_zone[k] and (near & in_zone).any()
     num_outside = np.count_nonzero(~in_zone[queries])
     shares = num_drawn / (num_outside or 1)
-    return [{**_reaches(counts[i]), "zone_neighbours": float(shares[i])} for i in range(len(radii))]
+    return [{**_reaches(counts[i]), "zone_neighbors": float(shares[i])} for i in range(len(radii))]
 
 
 def _reaches(counts: NDArray[np.int64]) -> dict[str, float]:

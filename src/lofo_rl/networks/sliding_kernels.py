@@ -63,7 +63,7 @@ def draw_kernel(
     _, height, width, depth = slide.pictures
     sums, (number, row, column), own = _drawing(slide, plan, y, weight, bias)
     sums = _activate(sums, activation)
-    # A block's numbers are some rows of a picture, and those of neighbours lie side by side.
+    # A block's numbers are some rows of a picture, and those of neighbors lie side by side.
     length = slide.stride * depth
     down = row[:, None] * slide.stride + _div(own, length)[None, :]
     across = column[:, None] * length + _rem(own, length)[None, :]

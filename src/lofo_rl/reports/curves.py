@@ -148,7 +148,7 @@ def draw_run(
 
 
 def _alone(values: np.ndarray) -> np.ndarray:
-    """Which points have no neighbour, so that no line goes through them."""
+    """Which points have no neighbor, so that no line goes through them."""
     known = np.pad(np.isfinite(values), 1)
     return known[1:-1] & ~known[:-2] & ~known[2:]
 

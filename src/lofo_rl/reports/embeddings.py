@@ -48,6 +48,6 @@ def draw_locality(
             panel.set_xlabel(axes[0] if look == num_looks - 1 else "", fontsize=9)
         alike.set_ylabel(axes[1] if num_looks == 1 else f"look {look + 1}\n{axes[1]}", fontsize=9)
     bar = figure.colorbar(drawn, ax=panels[:, 1], shrink=min(1.0, 1.5 / num_looks), extend="both")
-    bar.set_label("below 1: the next cell is a neighbour", fontsize=9)
+    bar.set_label("below 1: the next cell is a neighbor", fontsize=9)
     spell_out(bar.ax.yaxis)
     save(figure, path)

@@ -57,7 +57,7 @@ def base_name(settings: dict[str, Any]) -> str:
 
 
 def member_name(settings: dict[str, Any], everyone: Iterable[dict[str, Any]]) -> str:
-    """The shortest of name, name with details, and name with id that no neighbour has too."""
+    """The shortest of name, name with details, and name with id that no neighbor has too."""
     own = settings["id"], limit_of(settings)
     others = [
         s for s in everyone if (s["id"], limit_of(s)) != own and world_key(s) == world_key(settings)
@@ -72,7 +72,7 @@ def member_name(settings: dict[str, Any], everyone: Iterable[dict[str, Any]]) ->
 
 
 def limit_of(settings: dict[str, Any]) -> float | None:
-    """How many samples a neighbourhood keeps; a shorter run may keep as many, or fewer."""
+    """How many samples a neighborhood keeps; a shorter run may keep as many, or fewer."""
     return settings["buffer"]["rule"].get("limit")
 
 
