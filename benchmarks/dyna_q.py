@@ -51,13 +51,14 @@ def fill_buffer(pack, params, replay, key):
     _, answer = jax.vmap(environment.step, (None, 0, 0, None))(task, states, actions, key_step)
     items = Transition(codes, actions, answer.reward, answer.terminated, answer.successor)
     put = lambda rows, new: rows.at[:STORED].set(new)  # noqa: E731  # one line, used twice
+    points = replay.index.embedding  # [D, C]
     ledger = replay.index._replace(
         stamp=put(replay.index.stamp, jnp.arange(STORED)),
-        embedding=put(replay.index.embedding, buffer.locality.embed(params, codes)),
+        embedding=points.at[:, :STORED].set(buffer.locality.embed(params, codes).T),
         size=jnp.int32(STORED),
         clock=jnp.int32(STORED),
     )
-    write = lambda rows, new: (buffer.replay.storage.write(rows, *new), None)  # noqa: E731
+    write = lambda rows, new: (rows.write(*new), None)  # noqa: E731
     rows, _ = jax.lax.scan(write, replay.rows, (jnp.arange(STORED), items))
     return replay._replace(index=ledger, rows=rows)
 
