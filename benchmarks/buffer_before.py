@@ -60,9 +60,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     given = parser.parse_args()
     sys.modules["numba"] = None  # type: ignore[assignment]  # cannot be imported from here on
-    from buffers import interleaved, provenance, radius_of, repeated, surface
-
     import lofo_rl
+    from buffers import interleaved, provenance, radius_of, repeated, surface
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -78,7 +78,7 @@ def test_groups_by_action(group_by):
     for action in (0, 1, 2, 1, 0):
         buffer.add(obs, obs, np.array([action]), np.array([1.0]), np.zeros(1), [{}])
     assert buffer.size() == 3 and buffer.metrics()["evictions"] == 2
-    with pytest.raises(LofoError, match="discrete actions: got .action. with"):
+    with pytest.raises(LofoError, match=r"discrete actions: got .action. with"):
         LoFoReplayBuffer(50, BOX, BOX, radius=0.1, group_by="action")
 
 

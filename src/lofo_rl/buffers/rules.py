@@ -123,9 +123,10 @@ class Local:
         `embeddings` [T, D] are those of T steps in their order, with the policy of the run or a
         random one; some thousand are enough. `num_steps` is 50 for each sample held if left out.
         `groups` [T], such as the actions, are those of the steps if the buffer has groups.
-        If no radius holds about so many, it is an error, or with `nearest` the radius whose size is
-        nearest. The prediction is in `expected_size` and in `ReplayBuffer.metrics()`, beside the `size`
-        that came out. `lofo_rl.buffers.calibration` says how it is made and how far it can be off.
+        If no radius holds about so many, it is an error; with `nearest`, the radius whose size is
+        nearest is taken. The prediction is in `expected_size` and in `ReplayBuffer.metrics()`,
+        beside the `size` that came out. `lofo_rl.buffers.calibration` says how it is made and how
+        far it can be off.
         """
         from lofo_rl.buffers.calibration import radius_keeping  # which runs this rule
 
