@@ -5,12 +5,13 @@ LAB := .venv/installed-lab
 DEV := .venv/installed-dev
 JOBS ?= auto
 
-.PHONY: help demo test slow check compat bench bench-peers soak compare clean
+.PHONY: help demo test test-adapters slow check compat bench bench-peers soak compare clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   the paper's effect on this machine, in some minutes"
 	@echo "make test   formatter, linter, type checker, import contract, tests"
+	@echo "make test-adapters  the adapters, with the libraries that host them"
 	@echo "make slow   the tests that take minutes"
 	@echo "make compat the oldest and the newest versions of what the package needs"
 	@echo "make bench  speed, each figure against a peer in the same run"
@@ -54,6 +55,17 @@ TEST_ENV := XLA_FLAGS="--xla_backend_optimization_level=0 $$XLA_FLAGS" \
 test: check
 	$(TEST_ENV) .venv/bin/pytest -n $(JOBS)
 
+# The hosts of the adapters have an environment of their own, in versions that are known to work.
+HOSTS := .venv-adapters
+$(HOSTS)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(HOSTS)
+	$(HOSTS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[adapters]'
+	@touch $@
+
+test-adapters: $(HOSTS)/installed
+	JAX_PLATFORMS=cpu $(TEST_ENV) $(HOSTS)/bin/pytest tests/adapters -n $(JOBS)
+
 slow: $(DEV)
 	.venv/bin/pytest -m slow
 
@@ -75,5 +87,5 @@ compare: $(DEV)
 	.venv/bin/python tools/compare_commits.py $(A) $(B)
 
 clean:
-	rm -rf .compare_cache .compat .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache \
+	rm -rf .compare_cache .compat .venv .venv-adapters .mypy_cache .ruff_cache .pytest_cache .import_linter_cache \
 	  .hypothesis

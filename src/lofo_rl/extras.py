@@ -7,7 +7,7 @@ from lofo_rl.types import LofoError
 
 OPTIONAL = (
     "jax", "jaxlib", "optax", "tyro", "rich", "matplotlib", "PIL", "gymnasium", "torch",
-    "stable_baselines3",
+    "stable_baselines3", "torchrl", "tensordict", "flashbax", "rejax", "flax", "gymnax",
 )  # fmt: skip
 
 

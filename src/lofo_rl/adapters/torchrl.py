@@ -148,8 +148,8 @@ class LoFoWriter(TensorDictRoundRobinWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         raise LofoError(
-            "a LoFoWriter cannot be copied or sent to another process, where its book of rows would "
-            "go out of date: add the records in the process that made the buffer"
+            "a LoFoWriter cannot be copied or sent to another process, where its book of rows "
+            "would go out of date: add the records in the process that made the buffer"
         )
 
     def _reset(self) -> None:
