@@ -30,6 +30,7 @@ COMMANDS = {
     "thin": ("folders", "Thin", "copy the rows of a run, fewer of them"),
     "split": ("folders", "Split", "write the folder of a run as files of bounded size"),
     "join": ("folders", "Join", "put such files together again"),
+    "vendor": ("vendor", "print_file", "print the buffer for torch loops as one file"),
 }
 TAKING_FIELDS = ("run", "fit")  # any field of an experiment is an option of these
 STOPPED = "\nlofo: stopped; the same command goes on from the last checkpoint, if there is one yet"
@@ -96,6 +97,10 @@ def _dispatch(arguments: list[str]) -> None:
         print(_help())
     elif name == "--version":
         print(f"lofo {lofo_rl.__version__}")
+    elif name == "vendor":  # of the base, so without tyro
+        from lofo_rl.vendor import print_file
+
+        print_file(words)
     elif name not in COMMANDS:
         raise LofoError(f"no command is called {name!r}; `lofo --help` lists them")
     else:

@@ -32,7 +32,6 @@ def items(*shape, seed=0):
     return Item(obs, action, number)
 
 
-
 def held(buffer, state):
     """The numbers of all items that a large sample finds."""
     drawn = jax.jit(buffer.sample)(state, jax.random.key(0)).experience.number

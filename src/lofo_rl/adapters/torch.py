@@ -71,9 +71,10 @@ class LoFoReplayBuffer(TransitionBuffer):
         manifest, arrays = self.memory._pack()
         if isinstance(self.locality, torch.nn.Module):
             weights = self.locality.state_dict()
-            arrays |= {f"locality.{name}": x.numpy(force=True) for name, x in weights.items()}
-        kind = {"kind": type(self).__name__, "fit_after": self._fit_after}
-        serialization.write(path, kind | {"buffer": manifest}, arrays)
+            weights = {f"locality.{name}": x for name, x in weights.items()}
+            arrays.update({name: x.detach().cpu().numpy() for name, x in weights.items()})
+        own = {"kind": type(self).__name__, "fit_after": self._fit_after, "buffer": manifest}
+        serialization.write(path, own, arrays)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Take the transitions and weights of a file that `save` wrote; nothing is executed."""

@@ -139,12 +139,13 @@ class TransitionBuffer:
         self._memory = self._empty_memory()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_memory": self.memory}
+        self._store_pending()
+        state = dict(self.__dict__)
         if callable(self.locality):
             try:
                 pickle.dumps(self.locality)
             except Exception:  # a lambda, or a function of a script
-                state |= {"locality": None, "_lost_locality": True}
+                state.update(locality=None, _lost_locality=True)
         return state
 
     def _empty_memory(self) -> ReplayBuffer:

@@ -5,8 +5,8 @@ included, so the cells around a point hold all its neighbors.
 """
 
 from array import array
-from functools import cache
-from itertools import pairwise, product
+from functools import lru_cache
+from itertools import product
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ GROUP = np.int64(-4417276706812531889)  # moves the cells of a group away from t
 BLOCK = 1 << 16  # rows projected at once, so that their float64 copies stay small
 
 
-@cache
+@lru_cache(maxsize=1)
 def kernels() -> Any:
     """The compiled functions, or None without numba."""
     try:
@@ -125,8 +125,8 @@ class ListedCells:
         order = np.argsort(self._keys[:size])
         names, firsts = np.unique(self._keys[order], return_index=True)
         members, edges = order.tobytes(), [*(8 * firsts).tolist(), 8 * size]
-        for key, (first, end) in zip(names.tolist(), pairwise(edges), strict=True):
-            self._cells[key] = array("q", members[first:end])
+        for number, key in enumerate(names.tolist()):
+            self._cells[key] = array("q", members[edges[number] : edges[number + 1]])
 
     def candidates(self, point: Points, group: int) -> tuple[Rows, int]:
         """All rows of the cells around the point, and how many they are."""

@@ -356,14 +356,14 @@ class ReplayBuffer:
                 old = np.count_nonzero(stamps < ledger.clock - age)
                 found["older"] = int(old) / max(ledger.size, 1)
             if (steps := self._steps) is not None:
-                found |= {
-                    "complete": steps.num_complete,
-                    "num_steps": steps.num_steps,
-                    "max_steps": steps.high_water,
-                    "num_slots": steps.num_slots,
-                    "step_overflow": steps.step_overflow,
-                    "unknown_rewards": steps.num_unknown,
-                }
+                found.update(
+                    complete=steps.num_complete,
+                    num_steps=steps.num_steps,
+                    max_steps=steps.high_water,
+                    num_slots=steps.num_slots,
+                    step_overflow=steps.step_overflow,
+                    unknown_rewards=steps.num_unknown,
+                )
             return found
 
     def describe(
@@ -458,14 +458,14 @@ class ReplayBuffer:
         }
         if self._steps is not None:
             counts, book = self._steps.pack(len(self))
-            arrays |= book
+            arrays.update(book)
             num_rows = counts["high_water"]
-            manifest |= {"window": self._window, "num_slots": self._num_slots, "steps": counts}
+            manifest.update(window=self._window, num_slots=self._num_slots, steps=counts)
         if self._priorities is not None and self._sampler is not None:
             highest, arrays["priority"] = self._priorities.pack(len(self))
             numbers = {name: float(x) for name, x in vars(self._sampler).items()}
-            manifest |= {"sampler": numbers, "highest": highest}
-        arrays |= {f"leaf{i}": rows[:num_rows] for i, rows in enumerate(self._rows)}
+            manifest.update(sampler=numbers, highest=highest)
+        arrays.update({f"leaf{i}": rows[:num_rows] for i, rows in enumerate(self._rows)})
         return manifest, arrays
 
     @classmethod
@@ -511,7 +511,7 @@ class ReplayBuffer:
         size = manifest["ledger"]["size"]
         forms, num_rows = self._ledger.forms(manifest["ledger"]), size
         if self._steps is not None:
-            forms |= self._steps.forms(manifest["steps"], size)
+            forms.update(self._steps.forms(manifest["steps"], size))
             num_rows = manifest["steps"]["high_water"]
         if self._priorities is not None:
             forms["priority"] = ((size,), np.float64)
@@ -519,7 +519,7 @@ class ReplayBuffer:
         if manifest["spec"] is not None:
             spec = ItemSpec.restore(manifest["spec"], example)
             pairs = zip(spec.shapes, spec.dtypes, strict=True)
-            forms |= {f"leaf{i}": ((num_rows, *s), d) for i, (s, d) in enumerate(pairs)}
+            forms.update({f"leaf{i}": ((num_rows, *s), d) for i, (s, d) in enumerate(pairs)})
         elif size or num_rows:
             raise LofoError(f"it does not say what its {size} items look like")
         serialization.check(arrays, forms)

@@ -145,7 +145,8 @@ class Trajectory:
             "freed": np.array(self.freed, np.int64), "complete": self.complete[: self.num_complete],
         }  # fmt: skip
         counts = {name: getattr(self, name) for name in COUNTS}
-        return counts | {"num_freed": len(self.freed), "num_complete": self.num_complete}, arrays
+        counts.update(num_freed=len(self.freed), num_complete=self.num_complete)
+        return counts, arrays
 
     def forms(self, counts: dict[str, int], size: int) -> Forms:
         """What the arrays of a packed book look like."""

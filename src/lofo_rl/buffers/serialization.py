@@ -128,7 +128,7 @@ def _write(file: BinaryIO, manifest: dict[str, Any], arrays: Arrays) -> None:
         }
         for name, x in flat.items()
     ]
-    text = json.dumps(manifest | {"format": FORMAT, "arrays": entries}).encode()
+    text = json.dumps({**manifest, "format": FORMAT, "arrays": entries}).encode()
     head = MAGIC + len(text).to_bytes(8, "little")
     file.write(head + hashlib.sha256(head + text).digest() + text)
     for x in flat.values():
