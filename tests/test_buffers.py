@@ -128,6 +128,25 @@ def test_neighbors_are_counted_beyond_int32():
     assert (int(ledger.near_high), int(ledger.near_low)) == (4, 2**30 - 5)
 
 
+def test_rows_that_hold_nothing_are_not_old():
+    replay = Replay(TransitionIndex(Fifo(), 8))
+    state = replay.init(EXAMPLE)
+    assert replay.metrics(state, 0)["older"] == 0
+    for _ in range(4):
+        state = replay.add(state, EXAMPLE)
+    found = [float(replay.metrics(state, age)["older"]) for age in (0, 1, 3, 4)]
+    assert found == [1.0, 0.75, 0.25, 0.0]
+
+
+def test_buffers_of_which_one_is_empty_are_not_sampled():
+    replay = Replay(TransitionIndex(Fifo(), 4))
+    empty = replay.init(EXAMPLE)
+    both = jax.tree.map(lambda *x: jnp.stack(x), empty, replay.add(empty, EXAMPLE))
+    assert replay.can_sample(both).tolist() == [False, True]
+    with pytest.raises(ValueError, match="nothing to sample yet"):
+        replay.sample(both, 2, KEYS[0])
+
+
 def test_older_is_what_is_not_among_the_last_newcomers():
     replay = Replay(TransitionIndex(Fifo(), 4))
     state = replay.init(EXAMPLE)

@@ -246,6 +246,21 @@ def test_a_model_does_not_run_on_from_the_end_of_a_growing_window_into_its_begin
     np.testing.assert_array_equal(arrived.reward[0, [1, 3]], [14, 14])
 
 
+def test_a_window_of_one_step_needs_no_second_one_to_be_drawn():
+    index = SequenceIndex(Fifo(), 4, 1, repeats=True)
+
+    @jax.jit
+    def place_and_draw(state):
+        could = index.can_draw(state)
+        state, slot, row = index.place(state, None, None)
+        drawn = index.find(state, row[None])
+        return could, index.can_draw(state), index.drawable(state), slot, drawn
+
+    could, can, drawable, slot, drawn = place_and_draw(index.init())
+    assert not could and can and drawable.tolist() == [True, False, False, False]
+    assert drawn.slots.tolist() == [[slot]] and not drawn.is_again.any() and drawn.known.all()
+
+
 def test_the_bound_is_reached_but_not_passed():
     # Two lone starts, a crowded place with one start at a time, and a closing row behind it:
     # three windows of two steps that share none. The next start must find its victim's slots.

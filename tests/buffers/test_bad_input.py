@@ -163,6 +163,19 @@ def test_an_item_that_does_not_fit(kind, value, words):
             refuse(buffer, lambda: buffer.extend(batch, **many), "leaf x|leaves|x is")  # noqa: B023
 
 
+@pytest.mark.parametrize(
+    "dtype", [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
+def test_integers_of_python_up_to_the_last_that_fits(dtype):
+    buffer, bounds = ReplayBuffer(Fifo(), 4), np.iinfo(dtype)
+    buffer.add({"x": np.zeros((), dtype)})
+    buffer.add({"x": bounds.max})
+    buffer.add({"x": bounds.min})
+    assert buffer.contents().items["x"].tolist() == [0, bounds.max, bounds.min]
+    for value in (bounds.max + 1, bounds.max + 2, bounds.min - 1, bounds.min - 2):
+        refuse(buffer, lambda: buffer.add({"x": value}), "leaf x is")  # noqa: B023
+
+
 @pytest.mark.parametrize("item", [CYCLE, {"x": CYCLE}, {"y": 1.0}, {"x": 1.0, "y": 1.0}, 1.0, ()])
 def test_an_item_of_another_structure(item):
     buffer = filled("fifo")
@@ -697,6 +710,76 @@ def test_the_sizes_that_were_told_are_the_sizes_taken(rule, window):
         tracemalloc.stop()
     told = buffer.describe()["total"]
     assert 0.85 * told < taken < 1.25 * told + 500_000
+
+
+CLOSE_TO_A_POWER = 2**12 + 1  # the capacity for which a tree is the largest
+
+
+@pytest.mark.parametrize("rule", [Fifo(), Local(0.5, 1)], ids=["fifo", "local"])
+def test_the_book_of_priorities_takes_what_was_told(rule):
+    plain = ReplayBuffer(rule, CLOSE_TO_A_POWER)
+    buffer = ReplayBuffer(rule, CLOSE_TO_A_POWER, sampler=Prioritized())
+    told = [b.describe({"x": np.uint8(0)}, 1)["index"] for b in (plain, buffer)]
+    taken = sum(level.nbytes for level in buffer._priorities._tree.levels)
+    assert 0.99 * (told[1] - told[0]) < taken <= told[1] - told[0]
+
+
+def test_the_groups_take_what_was_told():
+    plain, buffer = (ReplayBuffer(Local(0.5, 1), 1000, group_by=by) for by in (None, "x"))
+    item = {"x": np.uint8(0)}
+    told = [b.describe(item, 1)["index"] for b in (plain, buffer)]
+    buffer.add(item, embedding=[0.0])
+    assert buffer._ledger.index._groups.nbytes == told[1] - told[0] == 8000
+
+
+@pytest.mark.parametrize("num_slots", [None, 1500, 70_000])
+@pytest.mark.parametrize("rule", [Fifo(), Local(0.5, 1)], ids=["fifo", "local"])
+def test_the_book_of_windows_takes_what_was_told(rule, num_slots):
+    plain = ReplayBuffer(rule, 1000)
+    buffer = ReplayBuffer(rule, 1000, window=3, num_streams=4, num_slots=num_slots)
+    told = [b.describe({"x": np.uint8(0)}, 1)["index"] for b in (plain, buffer)]
+    arrays = [x for x in vars(buffer._steps).values() if isinstance(x, np.ndarray)]
+    taken = sum(x.nbytes for x in arrays) + 8 * buffer._num_slots  # all of them free again
+    assert 0 <= taken - (told[1] - told[0]) < 100  # a row more
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_batch_that_does_not_fit_is_refused(window, monkeypatch):
+    buffer, num = ReplayBuffer(Fifo(), 8, window=window), 2**20
+    buffer.extend({"x": np.zeros((8, 2), np.int64)})
+    taken = num * ((window or 1) * 16 + 64)
+    monkeypatch.setattr(memory, "available", lambda: taken - 1)
+    refuse(buffer, lambda: buffer.sample(num), "a batch of 1,048,576 would take .*sample fewer")
+    monkeypatch.setattr(memory, "available", lambda: taken)
+    assert len(buffer.sample(num).starts) == num
+
+
+TWO, ONE = memory.LIMITS
+MEMORY = [  # what the system's files say, and the bytes that are free
+    ({}, 3_072_000),
+    ({TWO[0]: "max\n", TWO[1]: "5\n"}, 3_072_000),
+    ({TWO[0]: "1000000\n", TWO[1]: "300000\n"}, 700_000),
+    ({ONE[0]: "1000000\n", ONE[1]: "400000\n"}, 600_000),
+    ({ONE[0]: "9000000000\n", ONE[1]: "400000\n"}, 3_072_000),
+]
+
+
+@pytest.mark.parametrize(("files", "free"), MEMORY, ids=range(len(MEMORY)))
+def test_what_is_free_is_what_the_system_and_the_container_leave(files, free, monkeypatch):
+    system = "MemTotal:  9000 kB\nMemFree:  1000 kB\nMemAvailable:  3000 kB\n"
+    known = {"/proc/meminfo": system} | files
+
+    class File:
+        def __init__(self, name):
+            self.name = name
+
+        def read_text(self):
+            if self.name not in known:
+                raise FileNotFoundError(self.name)
+            return known[self.name]
+
+    monkeypatch.setattr(memory, "Path", File)
+    assert memory.available() == free
 
 
 @pytest.mark.filterwarnings("ignore::lofo_rl.LofoWarning")

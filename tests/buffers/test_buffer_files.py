@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import stat
 
 import hypothesis
 import numpy as np
@@ -120,6 +121,20 @@ def test_own_classes_ask_for_an_example(tmp_path):
         ReplayBuffer.load(path, example=Own(np.ones(1), 2.0)).add(Own(np.zeros(1), 5.0))
 
 
+def test_an_example_names_the_class_of_the_items_and_not_their_dtypes(tmp_path):
+    path, buffer = tmp_path / "b.lofo", ReplayBuffer(Fifo(), 4)
+    buffer.add(Own(np.zeros(2, np.float32), 1.5))
+    buffer.save(path)
+    loaded = ReplayBuffer.load(path, example=Own(np.zeros(2, np.uint8), 3))
+    loaded.add(Own(np.ones(2, np.float32), 2.5))
+    items = loaded.contents().items
+    assert type(items) is Own and items.reward.tolist() == [1.5, 2.5]
+    assert items.observation.dtype == items.reward.dtype == np.float32
+    for bad in (np.float64(1e300), np.complex64(1)):
+        with pytest.raises(LofoError, match="which the first item's float32 cannot hold"):
+            ReplayBuffer.load(path, example=Own(np.zeros(2), bad))
+
+
 @pytest.fixture
 def saved(tmp_path):
     buffer = ReplayBuffer(Local(0.5, 1), 8, window=2)
@@ -162,6 +177,8 @@ def rewrite(path, change):
         lambda m, a: a.update(embedding=np.nan * a["embedding"]),
         lambda m, a: a.update(window=a["window"] + 1),
         lambda m, a: a.update(cover=a["cover"] + 1),
+        lambda m, a: a.update(cover=a["cover"] + (a["cover"] > 0)),  # only how many is wrong
+        lambda m, a: a.update(complete=0 * a["complete"]),
         lambda m, a: a.update(recent=0 * a["recent"] + 5),
         lambda m, a: a.update(freed=0 * a["freed"] - 1),
     ],
@@ -223,6 +240,33 @@ def test_sizes_are_known_before_memory_is_taken(saved, monkeypatch):
     serialization.write(saved, manifest, arrays)
     with pytest.raises(LofoError, match="100 bytes are free"):
         ReplayBuffer.load(saved)
+
+
+def test_free_memory_is_asked_before_arrays_are_read(saved, monkeypatch):
+    size = sum(array.nbytes for array in serialization.read(saved)[1].values())
+    monkeypatch.setattr(memory, "available", lambda: size)
+    serialization.read(saved)
+    monkeypatch.setattr(memory, "available", lambda: size - 1)
+    monkeypatch.setattr(np, "empty", lambda *_, **__: pytest.fail("memory was taken"))
+    with pytest.raises(LofoError, match="load it where more memory is free"):
+        serialization.read(saved)
+
+
+def test_a_file_is_whole_when_it_is_forced_to_the_disk(saved, monkeypatch):
+    """Under its own name only afterwards: a machine that stops in between keeps the old file."""
+    real, sizes = os.fsync, []
+
+    def fsync(descriptor):
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode):
+            sizes.append((found.st_size, saved.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    buffer = ReplayBuffer.load(saved)
+    saved.unlink()
+    buffer.save(saved)
+    assert sizes == [(saved.stat().st_size, False)]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

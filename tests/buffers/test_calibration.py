@@ -126,6 +126,18 @@ def test_a_finite_world_has_no_dimension():
     assert Calibration(random_steps.grid_world(500, 0), 1).dimension == 0
 
 
+def test_the_extent_is_that_of_pairs_of_two_places():
+    """Of 0, 1 and 3: each of the distances 1, 2 and 3 is as frequent, and none is 0."""
+    places = np.float32([0, 1, 3])[np.arange(300) % 3, None]
+    assert Calibration(places, 1).extent == 2.0
+
+
+def test_what_has_stopped_growing_grows_no_more():
+    places = np.arange(800.0)[:, None] % 50
+    found = suggest_radius(places, [], 10**9, radius=0.5)
+    assert (found.occupancy, found.measured, found.growth) == (50, 50, 0.0)
+
+
 @pytest.mark.parametrize(("dimension", "limit"), [(1, 1), (2, 1), (3, 4)])
 def test_keeping_finds_the_radius_that_holds_so_many(dimension, limit):
     """Three times as many as the embeddings that are given."""

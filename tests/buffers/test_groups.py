@@ -178,3 +178,12 @@ def test_the_book_of_windows_does_not_grow():
         if number % 1000 == 999:
             sizes.append(buffer.metrics()["max_steps"])
     assert sizes[1] == sizes[-1] <= 200 and len(buffer._steps.freed) <= 200
+
+
+@pytest.mark.parametrize("group_by", ["action", lambda item: item["action"]], ids=["name", "call"])
+def test_a_group_that_is_given_wins_over_group_by(group_by):
+    buffer = ReplayBuffer(Local(0.5, 1), 8, group_by=group_by)
+    buffer.add({"action": 3}, embedding=[0.0])
+    buffer.add({"action": 3}, embedding=[0.0], group=5)
+    buffer.extend({"action": np.array([3, 3])}, embedding=[[0.0], [0.0]], group=[6, 7])
+    assert buffer._ledger.index.groups.tolist() == [3, 5, 6, 7]

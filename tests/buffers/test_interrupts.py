@@ -5,6 +5,7 @@ import functools
 import pickle
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from soundness import check_sound, image, item_at
 
 import lofo_rl
 from lofo_rl import Fifo, Local, Prioritized, ReplayBuffer, Reservoir
+from lofo_rl.buffers import Placement, neighbors
 
 SOURCES = str(Path(lofo_rl.__file__).parent / "buffers")
 # Python answers signals after calls, at the end of a loop's body, and when a function begins.
@@ -153,3 +155,53 @@ WHEN = [(change, num) for num in (0, 4, 40) for change in CHANGES if num or chan
 @pytest.mark.parametrize("shape", BUFFERS, ids=str)
 def test_an_interrupt_at_any_moment_leaves_a_sound_buffer(shape, num_before, change):
     check_every(1, shape, num_before, change)
+
+
+class EverySecond:
+    """A rule that refuses every second sample, and is interrupted at one of them."""
+
+    needs_embedding = voids_rewards = False
+    interrupted_at = 5
+
+    def choose(self, ledger, near, rng):
+        if ledger.clock == self.interrupted_at:
+            raise KeyboardInterrupt
+        return Placement(ledger.capacity if ledger.clock % 2 else ledger.size, 0, False)
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_samples_refused_before_an_interrupt_shift_no_stamp(stop):
+    buffer, rule = ReplayBuffer(EverySecond(), 8), EverySecond
+    with patch.object(rule, "interrupted_at", stop), pytest.raises(KeyboardInterrupt):
+        buffer.extend({"id": np.arange(8)})
+    batch = buffer.contents()
+    assert batch.items["id"].tolist() == batch.stamps.tolist() == [*range(0, stop, 2)]
+    assert buffer._ledger.clock == stop
+
+
+def test_an_interrupt_before_the_steps_are_chained_voids_the_reward_of_the_start_that_left():
+    buffer = ReplayBuffer(Local(0.5, 1), 8, window=3)
+    for number in range(4):
+        buffer.add({"id": number}, embedding=[float(number)])
+    with (
+        patch.object(buffer._steps, "add", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        buffer.add({"id": 4}, embedding=[1.0])  # takes the row of the start 1
+    batch = buffer.contents()
+    assert batch.items["id"].tolist() == [[0, 1, 2]]
+    assert batch.reward_known.tolist() == [[True, False, True]]
+
+
+def test_an_interrupt_before_a_point_is_stored_loses_no_group():
+    with patch.object(neighbors, "kernels", lambda: None):
+        buffer = ReplayBuffer(Local(0.5, 1), 8)
+        buffer.add(item_at(0, (0, 0), 1), embedding=(0.0, 0.0), group=1)
+        index = buffer._ledger.index
+        with (
+            patch.object(index, "store", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            buffer.add(item_at(1, (0, 0), 2), embedding=(0.0, 0.0), group=2)
+        assert index.groups.tolist() == [1, 2]
+        check_sound(buffer)

@@ -136,3 +136,15 @@ def test_a_bad_embedding_is_refused_and_changes_nothing(
         np.testing.assert_array_equal(array, before[1][name])
     with pytest.raises(LofoError, match="shape"):
         ledger.checked(np.zeros(3, dtype))
+
+
+@EITHER
+def test_a_limit_beyond_the_capacity_is_never_reached(is_compiled: bool) -> None:
+    """In a full buffer fewer than 50 are near, however many: the oldest of all leaves."""
+    with ExitStack() as stack:
+        if not is_compiled:
+            stack.enter_context(patch.object(neighbors, "kernels", lambda: None))
+        ledger, rows = Ledger(Local(100.0, 50), 4), np.full(10, -1)
+        ledger.add(np.zeros((10, 2), np.float32), None, np.random.default_rng(0), rows)
+    assert rows.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert (ledger.overflow, ledger.evictions) == (6, 6)

@@ -145,6 +145,31 @@ def test_rounding_at_a_wall_of_a_cell_loses_nobody(compiled: bool) -> None:
 
 
 @EITHER
+def test_a_distance_that_is_rounded_down_to_the_radius_loses_nobody(compiled: bool) -> None:
+    """Pairs across a whole cell, a little more than a radius apart, but near in float32."""
+    rng = np.random.default_rng(0)
+    axes = rng.normal(size=(20_000, 16))
+    axes /= np.linalg.norm(axes, axis=1, keepdims=True)
+    here = np.float32(-1e-9 * axes)
+    there = np.float32(axes * (1 + rng.uniform(0, 1e-7, (len(axes), 1))))
+    is_across = (there.astype(float) * axes).sum(-1) >= 1
+    chosen = np.flatnonzero(is_across & (((there - here) ** 2).sum(-1) < 1))
+    assert len(chosen) > 20
+    for row in chosen[:40]:
+        index = Grid(4, 16, 1.0, basis=axes[row, :, None], compiled=compiled)
+        for stored, query in ((here[row], there[row]), (there[row], here[row])):
+            index.fill(stored[None])
+            np.testing.assert_array_equal(index.near(query), scan(stored[None], query, 1.0))
+
+
+def test_cells_that_were_left_are_given_back() -> None:
+    index = Grid(3, 2, 0.5, compiled=False)
+    for step in range(200):
+        index.put(min(step, step % 3), [2.0 * step, 0.0])
+    assert isinstance(index._cells, cells.ListedCells) and len(index._cells._cells) == 3
+
+
+@EITHER
 def test_a_coordinate_beyond_all_cells_loses_nobody(compiled: bool) -> None:
     rng = np.random.default_rng(0)
     points = np.zeros((60, 8), np.float32)

@@ -7,6 +7,7 @@ import pytest
 from soundness import check_priorities
 
 from lofo_rl import Fifo, Local, LofoError, Prioritized, ReplayBuffer
+from lofo_rl.buffers import priorities
 from lofo_rl.buffers.priorities import SumTree
 
 
@@ -228,3 +229,17 @@ def test_no_rounding_finds_an_empty_row(seed, capacity):
     targets = np.concatenate([rng.random(200) * total, np.cumsum(values), extremes])
     rows = tree.find(np.minimum(targets, total))
     assert (rows < capacity).all() and (values[rows] > 0).all()
+
+
+@pytest.mark.parametrize("way", ["add", "extend"])
+def test_no_priority_is_lost_where_many_changes_wait(way, monkeypatch):
+    monkeypatch.setattr(priorities, "PENDING", 4)
+    buffer = ReplayBuffer(Fifo(), 50, sampler=Prioritized())
+    if way == "extend":
+        buffer.extend({"id": np.arange(23)})
+    else:
+        for number in range(23):
+            buffer.add({"id": number})
+            assert len(buffer._priorities._changed) <= 4
+    np.testing.assert_array_equal(buffer._priorities.pack(23)[1], 1)
+    check_priorities(buffer)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -301,3 +301,36 @@ def test_real_interrupts_leave_a_sound_buffer():
         signal.signal(signal.SIGALRM, before)
     check_sound(buffer)
     assert num_interrupts > 1000
+
+
+def test_every_method_waits_while_another_thread_is_at_work(tmp_path):
+    methods = {
+        "add": lambda buffer, _: buffer.add({"x": 9}),
+        "extend": lambda buffer, _: buffer.extend({"x": np.arange(2)}),
+        "sample": lambda buffer, _: buffer.sample(2),
+        "update_priorities": lambda buffer, batch: buffer.update_priorities(batch, np.ones(3)),
+        "contents": lambda buffer, _: buffer.contents(),
+        "clear": lambda buffer, _: buffer.clear(),
+        "metrics": lambda buffer, _: buffer.metrics(1),
+        "save": lambda buffer, _: buffer.save(tmp_path / "b.lofo"),
+        "__reduce__": lambda buffer, _: pickle.dumps(buffer),
+    }
+    threads, done = {}, []
+
+    def run(name, *own):
+        methods[name](*own)
+        done.append(name)
+
+    with ExitStack() as locks:
+        for name in methods:
+            buffer = ReplayBuffer(Fifo(), 4, sampler=Prioritized())
+            buffer.extend({"x": np.arange(3)})
+            own = name, buffer, buffer.sample(3)
+            locks.enter_context(buffer._lock)
+            threads[name] = threading.Thread(target=run, args=own, daemon=True)
+            threads[name].start()
+        time.sleep(0.1)
+        assert done == [] and all(thread.is_alive() for thread in threads.values())
+    for thread in threads.values():
+        thread.join(60)
+    assert sorted(done) == sorted(methods)

@@ -158,3 +158,33 @@ def test_a_warning_that_is_an_error_loses_no_sample():
                     buffer.add({"id": number}, embedding=[float(number)])
         buffer.add({"id": 1024}, embedding=[1024.0])
     assert buffer.contents().items["id"].tolist() == [*range(1015, 1025)]
+
+
+def listed(places):
+    """A world that goes through a list of places on a line."""
+    return lambda rng: (([float(place)], False) for place in places)
+
+
+def test_a_fault_of_the_last_samples_is_not_lost_among_those_before():
+    new = [place for number in range(16) for place in (100 + number, 0)]
+    buffer = ReplayBuffer(Local(0.5, 1), 8)
+    assert told(buffer, listed([*range(8), *[0] * 1016]), 1024) == []
+    (words,) = told(buffer, listed([*new, *[0] * 992]), 1024)
+    assert "16 of the last 1,024 samples had too few neighbors" in words  # 1.6 %, of all 0.8 %
+
+
+def test_a_fault_after_clear_is_named_as_early_as_in_a_new_buffer():
+    buffer = ReplayBuffer(Local(0.5, 1), 8)
+    assert told(buffer, listed([*range(8)] * 128), 1024) == []
+    buffer.clear()
+    (words,) = told(buffer, listed(range(1024)), 1024)
+    assert "1,016 of the last 1,024 samples had too few neighbors" in words
+
+
+@pytest.mark.parametrize(("percent", "is_told"), [(40, False), (70, True)])
+def test_a_radius_covers_the_data_from_one_half_on(percent, is_told):
+    """So many of 100 samples share one place, where all others come, too."""
+    alone = [10 + number for number in range(100 - percent)]
+    world = listed(alone + [0] * (1024 - len(alone)))
+    found = told(ReplayBuffer(Local(0.5, percent), 200), world, 1024)
+    assert [("covers most of the data" in words) for words in found] == [True] * is_told

@@ -101,6 +101,19 @@ def test_the_object_decides_as_the_pure_functions(rule, shape, group_by, steps):
     assert found == pytest.approx({name: np.asarray(x).item() for name, x in metrics.items()})
 
 
+def test_a_rule_of_ones_own_finds_neighbors_in_its_group_alone():
+    """In both forms, one sample of each group stays at a place."""
+    buffer = ReplayBuffer(FirstCome(0.5, 1), 8, group_by="action")
+    replay = Replay(TransitionIndex(FirstCome(0.5, 1), 8), "action")
+    state = replay.init(EXAMPLE, 1)
+    for number, group in enumerate([0, 1, 0, 2, 1]):
+        item = {"id": np.int32(number), "action": np.int32(group)}
+        buffer.add(item, embedding=[0.0])
+        state = replay.add(state, item, np.float32([0.0]))
+    kept = [(0, True), (1, True), (3, True)]
+    assert contents(buffer) == contents_on_device(jax.device_get(state), None) == kept
+
+
 def test_arrays_of_jax_are_taken_as_they_are():
     buffer = ReplayBuffer(Local(0.5, 1), 4)
     item = {"x": jnp.arange(3, dtype=jnp.uint8), "reward": jnp.float32(1.5)}
