@@ -172,11 +172,21 @@ def test_every_package_works_or_says_what_to_install(base: Path, tmp_path: Path)
         assert done.returncode == 0 or package not in ("buffers", "locality", "reports")
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - {"vendor"}))
 def test_a_command_says_what_to_install(base: Path, tmp_path: Path, command: str) -> None:
     done = run(base, "-m", "lofo_rl.cli", command, "--help", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"lofo: lofo {command} needs tyro: pip install 'lofo-rl[lab]'\n"
+
+
+def test_the_buffer_in_one_file_needs_nothing(base: Path, tmp_path: Path) -> None:
+    done = run(base, "-m", "lofo_rl.cli", "vendor", "torch", cwd=tmp_path)
+    assert done.returncode == 0 and "class LoFoReplayBuffer(TransitionBuffer):" in done.stdout
+    done = run(base, "-m", "lofo_rl.cli", "vendor", "keras", cwd=tmp_path)
+    sentence = "lofo: lofo vendor takes one word, torch: got keras\n"
+    assert (done.returncode, done.stderr) == (2, sentence)
+    done = run(base, "-m", "lofo_rl.cli", "vendor", "--help", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("usage: lofo vendor torch")
 
 
 def test_version_and_help_need_nothing(base: Path, tmp_path: Path) -> None:

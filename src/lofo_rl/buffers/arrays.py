@@ -50,11 +50,11 @@ def checked_groups(group: Any, num: int) -> NDArray[np.int64]:
 
 def checked_size(name: str, value: Any, least: int = 1) -> int:
     """The value as a plain integer; a boolean is none."""
-    try:
-        number = operator.index(value)
+    try:  # NumPy 1 takes its own booleans for integers, and warns
+        number = least - 1 if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(value, bool | np.bool_) or not least <= number < 2**63:
+    if not least <= number < 2**63:
         end = "" if number < 2**63 else " and less than 2**63"
         raise LofoError(f"{name} must be an integer of at least {least}{end}, got {value!r}")
     return number

@@ -5,7 +5,6 @@ does not grow with the buffer, and rows are written in place.
 """
 
 import inspect
-import operator
 import os
 import threading
 import warnings
@@ -760,11 +759,7 @@ class ReplayBuffer:
             raise LofoError(f"the first item had no group: got group={group!r}")
 
     def _checked_stream(self, stream: int) -> int:
-        try:
-            number = operator.index(stream)
-        except TypeError:
-            number = -1
-        if not 0 <= number < self._num_streams:
+        if (number := checked_size("stream", stream, least=0)) >= self._num_streams:
             raise LofoError(f"stream must lie in [0, {self._num_streams}), got {stream!r}")
         return number
 
