@@ -804,7 +804,8 @@ def test_a_row_of_the_book_takes_what_the_documents_say():
 def rss_of(code):
     """What a fresh Python has taken after some code, in MB, beyond the import."""
     whole = (
-        "import resource, lofo_rl\nfrom lofo_rl import Fifo, Local, LofoError, Prioritized, ReplayBuffer\n"
+        "import resource\n"
+        "from lofo_rl import Fifo, Local, LofoError, Prioritized, ReplayBuffer\n"
         "get = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         f"before = get()\n{code}\nprint(get() - before)"
     )
