@@ -364,6 +364,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert packs == []
 
 
+@pytest.mark.slow
 def test_another_world_wants_every_score_of_its_own(packs: Any, capsys: Any) -> None:
     scores = ["--phases.0.optimum", "--phases.1.optimum", "--phases.1.stale"]
     words = ["run", "demo/lofo", "--environment.time-limit", "9"]

@@ -310,6 +310,7 @@ def returns_of(policy, num=20):
     return jnp.sum(jax.lax.scan(step, (place, memory), keys)[1], axis=0).mean()
 
 
+@pytest.mark.slow
 def test_a_probe_world_is_solved_in_dreams(begun, rows):
     """From random actions alone, the agent learns to go to the goal and to stay there."""
 

@@ -190,6 +190,7 @@ class Fragile(DynaQ):
         return state._replace(**spoilt), metrics
 
 
+@pytest.mark.slow
 def test_the_others_learn_as_if_it_were_not_there(finished: Finished, tmp_path: Path) -> None:
     lofo, fifo = finished.pack.experiments
     fields = {f.name: getattr(lofo.agent, f.name) for f in dataclasses.fields(lofo.agent)}

@@ -213,6 +213,7 @@ def test_a_slope_is_added_up_once():
     np.testing.assert_array_equal(jax.grad(total)(jnp.ones(3)), [4, 4, 4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["elu", "relu", "tanh", "none"])
 def test_heads_of_many_rows_are_networks_with_their_gradients(activation):
     """Two heads on the same rows, each of them twice side by side, in half precision."""

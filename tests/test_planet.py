@@ -278,6 +278,7 @@ def total(policy, starts):
     return rewards
 
 
+@pytest.mark.slow
 def test_planet_solves_the_probe_world(learnt):
     state, _ = learnt
     starts = jnp.linspace(-1, 1, 17)

@@ -134,6 +134,7 @@ def kill_at(points: list[tuple[str, str, str]], folder: Path) -> None:
         assert process.wait(timeout=120) == -signal.SIGKILL, point
 
 
+@pytest.mark.slow
 def test_killed_at_chosen_points(finished: Finished, tmp_path: Path) -> None:
     kill_at(POINTS, tmp_path)
     finish(tmp_path)
