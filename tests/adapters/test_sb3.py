@@ -211,3 +211,38 @@ def test_a_lambda_is_lost_with_a_clear_sentence(tmp_path):
         model.learn(10, reset_num_timesteps=False)
     model.replay_buffer.locality = lambda x: x[:, :2]
     model.learn(10, reset_num_timesteps=False)
+
+
+def test_a_locality_of_images_is_learned_while_dqn_trains(tmp_path):
+    """MiniGridLoCA from pixels: 900 random steps, and then the rule is applied to them."""
+    pytest.importorskip("jax")
+    import lofo_rl.adapters.gymnasium  # noqa: F401  # registers the ids
+    from lofo_rl.adapters.torch_contrastive import ContrastiveLocality
+
+    torch.manual_seed(0)
+    env = gymnasium.make("lofo/MiniGridLoCA-v0", observation="pixels")
+    locality = ContrastiveLocality((3, 80, 80), num_epochs=2, shared_negatives=True)
+    model = sb3.DQN(
+        "CnnPolicy", env, seed=0, device="cpu", buffer_size=2_000, learning_starts=900,
+        train_freq=10, batch_size=16, replay_buffer_class=LoFoReplayBuffer,
+        replay_buffer_kwargs={"locality": locality, "fit_after": 900, "keep": 400},
+    )  # fmt: skip
+    model.learn(890)
+    assert not locality.is_fitted and model.replay_buffer.size() == 890
+    model.learn(110, reset_num_timesteps=False)
+    buffer = model.replay_buffer
+    assert locality.is_fitted and 100 < buffer.size() < 900
+    rule = buffer.memory.rule
+    assert isinstance(rule, Local) and rule.expected_size is not None
+    held = buffer.memory.contents().items
+    with torch.no_grad():
+        points = locality(torch.as_tensor(held["observation"]))
+        after = locality(torch.as_tensor(held["next_observation"]))
+    near = (points - after).norm(dim=1).median()
+    far = (points - points[torch.randperm(len(points))]).norm(dim=1).median()
+    assert far > 2 * near  # one step is short among random pairs
+    model.save_replay_buffer(tmp_path / "buffer")
+    before = buffer.metrics()
+    model.load_replay_buffer(tmp_path / "buffer")
+    assert model.replay_buffer.locality.is_fitted and model.replay_buffer.metrics() == before
+    model.learn(20, reset_num_timesteps=False)
