@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 
 from gymnasium import spaces
 
-from lofo_rl.adapters.torch import LoFoReplayBuffer, Samples
-from lofo_rl.adapters.torch_contrastive import ContrastiveLocality
+from lofo_rl.adapters.torch import ContrastiveLocality, LoFoReplayBuffer, Samples
 
 torch.set_num_threads(1)
 BOX = spaces.Box(-1, 1, (2,), np.float32)

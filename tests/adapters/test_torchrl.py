@@ -1,11 +1,12 @@
 """The writer for TorchRL decides as our own buffer, in every storage."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 
-from lofo_rl import Fifo, Local, LofoError, ReplayBuffer, Reservoir
+from lofo_rl import Fifo, Local, LofoError, LofoWarning, ReplayBuffer, Reservoir
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")
@@ -170,6 +171,20 @@ def test_sequences_are_those_of_our_buffer(rule):
         num_unknown += sum(not all(flags) for flags in wanted.values())
     assert (num_unknown > 0) == rule.voids_rewards
     assert drawn.batch_size == (200 * window,)
+
+
+def test_a_walker_that_erases_its_own_trail_is_warned_of():
+    data = records(3000)
+    data["observation"] = 0.02 * torch.randn(3000, 2).cumsum(0)
+    buffer = make(Local(0.5, 1), 400, window=8)
+    with pytest.warns(LofoWarning, match="the radius is larger than a step") as caught:
+        for start in range(0, 3000, 100):
+            buffer.extend(data[start : start + 100].clone())
+    assert len([w for w in caught if w.category is LofoWarning]) == 1
+    fine = make(Local(0.5, 60), 4000, window=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LofoWarning)
+        fine.extend(data.clone())
 
 
 def test_prefetched_samples_are_whole():

@@ -15,8 +15,7 @@ torch = pytest.importorskip("torch")
 
 from gymnasium import spaces
 
-from lofo_rl.adapters.torch import LoFoReplayBuffer
-from lofo_rl.adapters.torch_contrastive import ContrastiveLocality
+from lofo_rl.adapters.torch import ContrastiveLocality, LoFoReplayBuffer
 
 torch.set_num_threads(1)
 BOX = spaces.Box(-1, 1, (2,), np.float32)

@@ -17,6 +17,10 @@ from lofo_rl.types import LofoError
 with needs("torch", __name__):
     import torch
 
+    from lofo_rl.adapters.torch_contrastive import ContrastiveLocality
+
+__all__ = ["ContrastiveLocality", "LoFoReplayBuffer", "Samples"]
+
 
 class Samples(NamedTuple):
     """A batch of transitions; `dones` is 0 where a time limit ended the episode."""
@@ -52,8 +56,6 @@ class LoFoReplayBuffer(TransitionBuffer):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
         if isinstance(locality, str) and locality == "contrastive":
-            from lofo_rl.adapters.torch_contrastive import ContrastiveLocality
-
             locality = ContrastiveLocality(observation_space.shape).to(self.device)
         if optimize_memory_usage:
             options["optimize_memory_usage"] = True

@@ -9,6 +9,7 @@ then has a `reward_known`: False where the start of this record was forgotten, s
 may be stale. Multiply the reward loss by it.
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lofo_rl.buffers.ledger import Ledger
 from lofo_rl.buffers.neighbors import checked_points
 from lofo_rl.buffers.sequences import Trajectory
 from lofo_rl.extras import needs
-from lofo_rl.types import LofoError
+from lofo_rl.types import LofoError, LofoWarning
 
 with needs("torchrl", __name__):
     import torch
@@ -28,6 +29,7 @@ with needs("torchrl", __name__):
     from torchrl.data.replay_buffers.sample_units import SampleUnit
 
 FILE = "lofo.ledger"
+REVIEWED = 1024  # records between two looks at settings that defeat themselves
 
 
 class LoFoWriter(TensorDictRoundRobinWriter):
@@ -110,6 +112,7 @@ class LoFoWriter(TensorDictRoundRobinWriter):
         if len(chosen):
             kept = torch.as_tensor(chosen)
             self.write_at(torch.as_tensor(slots[chosen]), data[kept])
+        self._review()
         return torch.as_tensor(np.where(is_in, slots, -1))
 
     def metrics(self) -> dict[str, int]:
@@ -161,6 +164,26 @@ class LoFoWriter(TensorDictRoundRobinWriter):
         if self.window is not None:
             self.steps = Trajectory(capacity, self.window, num_slots, self._num_streams)
         self._generator = np.random.default_rng(self._seed)
+        self._reviewed, self._has_warned = (0, 0), False  # clock and cut sequences
+
+    def _review(self) -> None:
+        """Warn once of a walker that erases its own trail."""
+        if self.ledger is None or self.steps is None or self._has_warned:
+            return
+        num = self.ledger.clock - self._reviewed[0]
+        if num < REVIEWED:
+            return
+        cut = self.steps.num_cut - self._reviewed[1]
+        self._reviewed = self.ledger.clock, self.steps.num_cut
+        if 2 * cut > num:
+            self._has_warned = True
+            warnings.warn(
+                f"{cut:,} of the last {num:,} records took the place of a start whose sequence was "
+                "not yet complete: the radius is larger than a step. Raise limit to the window's "
+                "length or lower radius",
+                LofoWarning,
+                stacklevel=4,
+            )
 
     def _book(self) -> Ledger:
         if self.ledger is None:
