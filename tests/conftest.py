@@ -161,6 +161,14 @@ def program_counts() -> dict[str, int]:
     return {name: getattr(loop, name)._cache_size() for name in COMPILED}
 
 
+def assert_nothing_compiled(before: dict[str, int], finished: Finished) -> None:
+    """No program more than before, or than a run needs, should they have been dropped."""
+    after = program_counts()
+    assert all(after[name] <= max(before[name], finished.compiled[name]) for name in COMPILED), (
+        after
+    )
+
+
 def result_lines(folder: Path) -> list[bytes]:
     """The rows as bytes, without what may differ from one execution to the next."""
     lines = (folder / ROWS).read_bytes().splitlines(keepends=True)
