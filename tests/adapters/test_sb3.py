@@ -91,9 +91,9 @@ def test_groups_by_action(group_by):
         ({"radios": 4}, "no option radios"),
         ({"rule": Fifo()}, "one of radius=, rule= and keep="),
         ({"radius": None}, "one of radius=, rule= and keep="),
-        ({"fit_after": 10}, "need fit_after=, and nothing else does"),
+        ({"fit_after": 10}, "fit_after=10 is for keep="),
         ({"radius": None, "keep": 10}, "need fit_after="),
-        ({"radius": None, "keep": 10, "fit_after": 51}, "fit_after must be 1 to buffer_size=50"),
+        ({"radius": None, "keep": 10, "fit_after": 51}, "fit_after must be 100 to 49"),
         ({"group_by": "observation"}, "group_by must be 'auto', None, a function"),
         ({"radius": -1.0}, "radius must be positive"),
     ],
@@ -193,10 +193,14 @@ def host_sample(host):
 
 def test_a_key_that_is_not_there_is_named():
     space = spaces.Dict({"angle": BOX})
-    buffer = LoFoDictReplayBuffer(50, space, BOX, radius=0.1, locality="speed")
-    obs = {"angle": np.zeros((1, 2))}
     with pytest.raises(LofoError, match="no key 'speed': there are angle"):
-        buffer.add(obs, obs, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}])
+        LoFoDictReplayBuffer(50, space, BOX, radius=0.1, locality="speed")
+    with pytest.raises(LofoError, match="a function of the dict"):
+        LoFoDictReplayBuffer(50, space, BOX, radius=0.1, locality=torch.nn.Linear(2, 2))
+    with pytest.raises(LofoError, match="take LoFoDictReplayBuffer"):
+        LoFoReplayBuffer(50, space, BOX, radius=0.1)
+    with pytest.raises(LofoError, match="take LoFoReplayBuffer"):
+        LoFoDictReplayBuffer(50, BOX, BOX, radius=0.1)
 
 
 def test_a_lambda_is_lost_with_a_clear_sentence(tmp_path):
@@ -246,3 +250,40 @@ def test_a_locality_of_images_is_learned_while_dqn_trains(tmp_path):
     model.load_replay_buffer(tmp_path / "buffer")
     assert model.replay_buffer.locality.is_fitted and model.replay_buffer.metrics() == before
     model.learn(20, reset_num_timesteps=False)
+
+
+def first_number(item):
+    """A group that another program can import."""
+    return int(item["action"][0] > 0)
+
+
+@pytest.mark.parametrize("group_by", [first_number, lambda item: int(item["action"][0] > 0)])
+def test_a_group_function_is_kept_or_its_loss_is_said(group_by, tmp_path):
+    model = sb3.SAC(
+        "MlpPolicy", "Pendulum-v1", replay_buffer_class=LoFoReplayBuffer, device="cpu",
+        buffer_size=500, replay_buffer_kwargs={"radius": 0.5, "group_by": group_by}, **small(),
+    )  # fmt: skip
+    model.learn(60)
+    model.save_replay_buffer(tmp_path / "buffer")
+    model.load_replay_buffer(tmp_path / "buffer")
+    if group_by is not first_number:
+        with pytest.raises(LofoError, match=r"model\.replay_buffer\.group_by = "):
+            model.learn(10, reset_num_timesteps=False)
+        model.replay_buffer.group_by = group_by
+    model.learn(10, reset_num_timesteps=False)
+    assert copy.deepcopy(model.replay_buffer).metrics() == model.replay_buffer.metrics()
+
+
+def test_a_saved_model_with_a_learned_locality_is_loaded(tmp_path):
+    from lofo_rl.adapters.torch import ContrastiveLocality
+
+    locality = ContrastiveLocality((4,), num_epochs=1, num_negatives=4)
+    model = sb3.DQN(
+        "MlpPolicy", "CartPole-v1", replay_buffer_class=LoFoReplayBuffer, device="cpu",
+        buffer_size=500, policy_kwargs={"net_arch": [8]}, learning_starts=100,
+        replay_buffer_kwargs={"radius": 0.1, "locality": locality, "fit_after": 100},
+    )  # fmt: skip
+    model.learn(120)
+    model.save(tmp_path / "model")
+    again = sb3.DQN.load(tmp_path / "model", env=model.get_env())
+    again.learn(20)

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import gymnasium
 import numpy as np
@@ -153,7 +155,7 @@ def test_a_file_that_does_not_fit_changes_nothing(tmp_path):
     with pytest.raises(LofoError, match="ReplayBuffer"):
         buffer.load(tmp_path / "plain")
     other = make(group_by=None)
-    with pytest.raises(LofoError, match="group_by='action', not 500, None"):
+    with pytest.raises(LofoError, match="it has group_by 'action', this buffer None"):
         other.load(tmp_path / "own")
     damaged = bytearray((tmp_path / "own").read_bytes())
     damaged[-1] ^= 1
@@ -184,6 +186,85 @@ def test_learning_before_the_fit_is_warned_of_once():
     with pytest.warns(LofoWarning, match="30 of fit_after=100 transitions are there"):
         buffer.sample(4)
     buffer.sample(4)
+
+
+def test_a_file_of_other_settings_is_refused(tmp_path):
+    buffer = make(group_by=None, locality=torch.nn.Linear(2, 2))
+    for step in transitions(30):
+        buffer.add(*step)
+    buffer.save(tmp_path / "own")
+    weights = torch.nn.Linear(2, 3)
+    before = weights.weight.clone()
+    for options, words in (
+        ({"locality": torch.nn.Linear(2, 2)}, "group_by None, this buffer 'action'"),
+        ({"group_by": None}, "weights of another locality"),
+        ({"group_by": None, "locality": weights}, "weights of another locality"),
+        ({"group_by": None, "locality": torch.nn.Linear(2, 2), "radius": 0.9}, "rule Local"),
+    ):
+        with pytest.raises(LofoError, match=words):
+            make(**options).load(tmp_path / "own")
+    assert torch.equal(weights.weight, before)
+    other = LoFoReplayBuffer(
+        500, spaces.Box(-1, 1, (5,)), DISCRETE, "cpu", radius=0.3, limit=2, group_by=None,
+        locality=torch.nn.Linear(2, 2),
+    )  # fmt: skip
+    with pytest.raises(LofoError, match=r"observations of shape \(2,\), this buffer \(5,\)"):
+        other.load(tmp_path / "own")
+
+
+def test_a_module_embeds_as_it_does_when_it_does_not_learn():
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5))
+    buffer = make(radius=0.01, limit=1, locality=module, group_by=None)
+    obs = np.full((1, 2), 0.5, np.float32)
+    for _ in range(50):
+        buffer.add(obs, obs, np.zeros(1, int), np.zeros(1), np.zeros(1))
+    assert len(buffer) == 1 and module.training
+    assert torch.equal(module[0].running_mean, torch.zeros(2))
+
+
+def test_observations_of_another_shape_are_refused():
+    buffer, zero = make(n_envs=2), np.zeros(2)
+    for obs in (np.zeros((1, 2)), np.zeros((2, 1)), np.zeros(4), np.zeros((2, 2, 1))):
+        with pytest.raises(LofoError, match=r"obs must have shape \(2, 2\), n_envs=2"):
+            buffer.add(obs, obs, zero.astype(int), zero, zero)
+    assert len(buffer) == 0
+
+
+def test_one_bad_transition_does_not_block_the_others():
+    buffer = make(locality=lambda x: x, group_by=None)
+    steps = list(transitions(20))
+    for number, step in enumerate(steps):
+        if number == 7:
+            step[0][:] = np.nan
+        buffer.add(*step)
+    with pytest.raises(LofoError, match="must be finite"):
+        len(buffer)
+    plain = make(group_by=None)
+    for step in steps[:7] + steps[8:]:
+        plain.add(*step)
+    assert len(buffer) == len(plain)
+
+
+def test_a_function_of_a_script_is_not_pickled(tmp_path):
+    code = (
+        "import numpy as np, pickle, sys\n"
+        "from gymnasium import spaces\n"
+        "from lofo_rl.adapters.torch import LoFoReplayBuffer\n"
+        "def locality(x): return x\n"
+        "box = spaces.Box(-1, 1, (2,))\n"
+        "buffer = LoFoReplayBuffer(9, box, box, 'cpu', radius=0.1, locality=locality,\n"
+        "    handle_timeout_termination=False)\n"
+        "zero = np.zeros((1, 2), np.float32)\n"
+        "buffer.add(zero, zero, zero, np.zeros(1), np.zeros(1))\n"
+        "pickle.dump(buffer, open(sys.argv[1], 'wb'))\n"
+    )
+    (tmp_path / "script.py").write_text(code)
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "buffer"], check=True)
+    buffer = pickle.loads((tmp_path / "buffer").read_bytes())
+    assert len(buffer) == 1
+    zero = np.zeros((1, 2), np.float32)
+    with pytest.raises(LofoError, match="set its attribute locality"):
+        buffer.add(zero, zero, zero, np.zeros(1), np.zeros(1))
 
 
 class QNetwork(torch.nn.Module):

@@ -218,6 +218,27 @@ def test_what_cannot_work_is_refused():
     buffer.extend(records(1))
     with pytest.raises(LofoError, match="no sequence of 3 records is complete"):
         buffer.sample()
+    writer = LoFoWriter(radius=1, window=3)
+    alone = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40), writer=writer, sampler=LoFoSampler(writer), batch_size=2
+    )
+    with pytest.raises(LofoError, match="and sample_unit=LoFoSequence"):
+        alone.extend(records(5))
+    with pytest.raises(LofoError, match="key='speed' is no entry of the records"):
+        make(Local(0.3, 1), key="speed").extend(records(3))
+    continuous = records(3)
+    continuous["action"] = torch.rand(3, 2)
+    with pytest.raises(LofoError, match="must be integers or one-hot"):
+        make(Local(0.3, 1), group_by="action").extend(continuous)
+    with pytest.raises(LofoError, match=r"records must be flat"):
+        make(Local(0.3, 1)).extend(records(6).reshape(3, 2))
+    grouped, plain = make(Local(0.3, 1), group_by="action"), make(Local(0.3, 1))
+    for each in (grouped, plain):
+        each.extend(records(20))
+    size = grouped._writer.metrics()["size"]
+    with pytest.raises(LofoError, match="missing"):
+        grouped._writer.load_state_dict(plain._writer.state_dict())
+    assert grouped._writer.metrics()["size"] == size == len(grouped)
     buffer = make(Local(0.3, 1))
     bad = records(3)
     bad["observation"][1] = torch.nan

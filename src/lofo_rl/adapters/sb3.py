@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from lofo_rl.adapters import torch as plain
+from lofo_rl.adapters.transitions import shaped
 from lofo_rl.extras import needs
 from lofo_rl.types import LofoError
 
 with needs("sb3", __name__):
+    from gymnasium import spaces
     from stable_baselines3.common.buffers import BaseBuffer
     from stable_baselines3.common.buffers import ReplayBuffer as HostBuffer
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
@@ -35,6 +37,9 @@ class LoFoReplayBuffer(plain.LoFoReplayBuffer, HostBuffer):
         *arguments: Any,
         **options: Any,
     ) -> None:
+        if isinstance(observation_space, spaces.Dict) != isinstance(self, LoFoDictReplayBuffer):
+            name = "LoFoDictReplayBuffer" if type(self) is LoFoReplayBuffer else "LoFoReplayBuffer"
+            raise LofoError(f"for observations {observation_space} take {name}")
         # The host's own __init__ would allocate its arrays.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.optimize_memory_usage = False
@@ -78,22 +83,32 @@ class LoFoReplayBuffer(plain.LoFoReplayBuffer, HostBuffer):
 
 
 class LoFoDictReplayBuffer(LoFoReplayBuffer):
-    """The same for dict observations; `locality` may also be the key of one of them."""
+    """The same for dict observations; `locality` is a function of the dict, or one of its keys."""
 
     _kind: Any = DictReplayBufferSamples
 
+    def __init__(self, buffer_size: int, observation_space: Any, *arguments: Any, **options: Any):
+        locality = options.get("locality")
+        self._key = locality if isinstance(locality, str) else None
+        if self._key is not None:
+            if self._key not in observation_space.spaces:
+                there = ", ".join(observation_space.spaces)
+                raise LofoError(f"no key {self._key!r}: there are {there}")
+            options["locality"] = None
+        elif hasattr(locality, "state_dict"):
+            raise LofoError(
+                "a torch module as locality needs one observation: give a function of the dict, "
+                "such as lambda observations: module(torch.as_tensor(observations['image']))"
+            )
+        super().__init__(buffer_size, observation_space, *arguments, **options)
+
     def _shaped(self, obs: Any) -> Any:
-        spaces = self.observation_space.spaces
-        return {
-            key: np.array(obs[key], space.dtype).reshape(self.n_envs, *(space.shape or (1,)))
-            for key, space in spaces.items()
-        }
+        parts = self.observation_space.spaces
+        return {key: shaped(key, obs[key], parts[key], self.n_envs) for key in parts}
 
     def _embed(self, observations: Any) -> Any:
-        if isinstance(self.locality, str):
-            if self.locality not in observations:
-                raise LofoError(f"no key {self.locality!r}: there are {', '.join(observations)}")
-            own = observations[self.locality]
+        if self._key is not None:
+            own = observations[self._key]
             return own.reshape(len(own), -1)
         if self.locality is None and not self._lost_locality:
             flat = [x.reshape(len(x), -1) for x in observations.values()]

@@ -17,7 +17,7 @@ from lofo_rl.types import LofoError
 with needs("torch", __name__):
     import torch
 
-    from lofo_rl.adapters.torch_contrastive import ContrastiveLocality
+    from lofo_rl.adapters.torch_contrastive import ContrastiveLocality, embedded
 
 __all__ = ["ContrastiveLocality", "LoFoReplayBuffer", "Samples"]
 
@@ -71,10 +71,8 @@ class LoFoReplayBuffer(TransitionBuffer):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the transitions, and the weights of a locality that is a torch module."""
         manifest, arrays = self.memory._pack()
-        if isinstance(self.locality, torch.nn.Module):
-            weights = self.locality.state_dict()
-            weights = {f"locality.{name}": x for name, x in weights.items()}
-            arrays.update({name: x.detach().cpu().numpy() for name, x in weights.items()})
+        for name, x in self._weights().items():
+            arrays[f"locality.{name}"] = x.detach().cpu().numpy()
         own = {"kind": type(self).__name__, "fit_after": self._fit_after, "buffer": manifest}
         serialization.write(path, own, arrays)
 
@@ -90,23 +88,44 @@ class LoFoReplayBuffer(TransitionBuffer):
             rule = None if isinstance(own["rule"], dict) else self._rule
             by = self._group_by if callable(self._group_by) else None
             memory = ReplayBuffer._unpack(own, arrays, rule, None, by, None)
-            if memory.capacity != self.buffer_size or own["group_by"] not in (None, self._group_by):
-                raise LofoError(
-                    f"it has buffer_size={memory.capacity}, group_by={own['group_by']!r}, not "
-                    f"{self.buffer_size}, {self._group_by!r}"
-                )
-            if isinstance(self.locality, torch.nn.Module):
-                self.locality.load_state_dict(weights)
-        self._pending.clear()
-        self._memory, self._fit_after = memory, fit_after
+            mine = self._weights()
+            if {k: x.numel() for k, x in weights.items()} != {
+                k: x.numel() for k, x in mine.items()
+            }:
+                raise LofoError("it has the weights of another locality than this buffer")
+            self._check_fits(memory, fit_after)
+        if weights:
+            own = {name: x.reshape(mine[name].shape) for name, x in weights.items()}
+            self.locality.load_state_dict(own)
+        self._pending, self._memory, self._fit_after = [], memory, fit_after
         if fit_after is None:
             self._rule = memory.rule
 
+    def _check_fits(self, memory: ReplayBuffer, fit_after: int | None) -> None:
+        """Refuse a file of a buffer with other settings."""
+        group_by = None if fit_after is not None else self._group_by
+        space = self.observation_space
+        found: dict[str, tuple[Any, Any]] = {  # what it has, what this buffer has
+            "buffer_size": (memory.capacity, self.buffer_size),
+            "group_by": (memory._group_by, group_by),
+        }
+        if fit_after is None and self._keep is None:
+            found["rule"] = memory.rule, self._rule
+        if memory._spec is not None:
+            shape = memory._spec.shapes[memory._spec.index("observation")]
+            found["observations of shape"] = shape, tuple(self.observation_space.shape) or (1,)
+        for name, (theirs, ours) in found.items():
+            if theirs != ours:
+                raise LofoError(f"it has {name} {theirs!r}, this buffer {ours!r}")
+
+    def _weights(self) -> dict[str, Any]:
+        is_module = isinstance(self.locality, torch.nn.Module)
+        return dict(self.locality.state_dict()) if is_module else {}
+
     def _embed(self, observations: Any) -> Any:
-        if not isinstance(self.locality, torch.nn.Module):
-            return super()._embed(observations)
-        with torch.no_grad():
-            return self.locality(torch.as_tensor(observations, device=self.device))
+        if isinstance(self.locality, torch.nn.Module):
+            return embedded(self.locality, observations)
+        return super()._embed(observations)
 
     def _tensors(self, x: Any) -> Any:
         return torch.as_tensor(x, device=self.device)  # the sample is a copy already

@@ -163,6 +163,19 @@ class ContrastiveLocality(nn.Module):
         return torch.as_tensor(x, device=self.usual.device)
 
 
+def embedded(module: nn.Module, observations: Any) -> torch.Tensor:
+    """A module's vectors, on its own device, as it computes them when it does not learn."""
+    like = next(module.parameters(), next(module.buffers(), None))
+    x = torch.as_tensor(observations, device=None if like is None else like.device)
+    was_training = module.training
+    module.eval()  # no dropout, and no statistics of a batch
+    try:
+        with torch.no_grad():
+            return module(x)
+    finally:
+        module.train(was_training)
+
+
 class _ChannelsLast(nn.Module):
     """Flattens images as the networks of `lofo_rl` do, so that both can have the same weights."""
 

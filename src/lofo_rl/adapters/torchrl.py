@@ -28,6 +28,8 @@ with needs("torchrl", __name__):
     from torchrl.data import RandomSampler, TensorDictRoundRobinWriter
     from torchrl.data.replay_buffers.sample_units import SampleUnit
 
+    from lofo_rl.adapters.torch_contrastive import embedded
+
 FILE = "lofo.ledger"
 REVIEWED = 1024  # records between two looks at settings that defeat themselves
 
@@ -72,6 +74,7 @@ class LoFoWriter(TensorDictRoundRobinWriter):
         self._num_starts, self._stream_key = num_starts, stream_key
         self._num_streams = checked_size("num_streams", num_streams)
         self._seed = seed
+        self._parts: set[str] = set()  # the sampler and the unit that were made for it
         self.ledger: Ledger | None = None
         self.steps: Trajectory | None = None
 
@@ -92,16 +95,31 @@ class LoFoWriter(TensorDictRoundRobinWriter):
         """Write records [n] in their order; their rows [n], -1 for one that was refused."""
         if not (num := len(data)):
             raise LofoError("extend needs at least one record")
+        if len(data.batch_size) != 1:
+            raise LofoError(f"records must be flat, [n]: got {data.batch_size}, give reshape(-1)")
         ledger = self._book()
+        if self.window is not None and self._parts != {"LoFoSampler", "LoFoSequence"}:
+            raise LofoError(
+                "a LoFoWriter with window= needs sampler=LoFoSampler(writer) and "
+                "sample_unit=LoFoSequence(writer), both"
+            )
         points, groups = None, None
         if self.rule.needs_embedding:
-            x = data.get(self._key)
-            x = x.reshape(num, -1) if self._locality is None else self._locality(x)
+            x = self._entry(data, "key", self._key)
+            if isinstance(self._locality, torch.nn.Module):
+                x = embedded(self._locality, x)
+            else:
+                x = x.reshape(num, -1) if self._locality is None else self._locality(x)
             points = checked_points(as_array("embedding", x), ledger.embedding_size or None)
         if self._group_by is not None:
-            own = data.get(self._group_by).reshape(num, -1)
-            own = own.argmax(-1) if own.shape[-1] > 1 or own.dtype == torch.bool else own[:, 0]
-            groups = checked_groups(own, num)
+            own = self._entry(data, "group_by", self._group_by).reshape(num, -1)
+            if own.shape[-1] > 1:
+                if not (((own == 0) | (own == 1)).all() and (own.sum(-1) == 1).all()):
+                    raise LofoError(
+                        f"group_by={self._group_by!r} must be integers or one-hot, got {own[0]}"
+                    )
+                own = own.argmax(-1)
+            groups = checked_groups(own.reshape(num), num)
         size, rows = ledger.size, np.full(num, -1, np.int64)
         ledger.add(points, groups, self._generator, rows)
         slots = self._chain(data, rows, size) if self.steps is not None else rows
@@ -129,18 +147,18 @@ class LoFoWriter(TensorDictRoundRobinWriter):
         return super().state_dict() | {"lofo": manifest, "lofo_arrays": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
         own = {name: x.numpy() for name, x in state_dict["lofo_arrays"].items()}
         self._unpack(state_dict["lofo"], own)
+        super().load_state_dict(state_dict)
 
     def dumps(self, path: Any) -> None:
         super().dumps(path)
         serialization.write(Path(path) / FILE, *self._pack())
 
     def loads(self, path: Any) -> None:
-        super().loads(path)
         with serialization.judged(str(Path(path) / FILE)):
             self._unpack(*serialization.read(Path(path) / FILE))
+        super().loads(path)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count)
@@ -185,6 +203,12 @@ class LoFoWriter(TensorDictRoundRobinWriter):
                 stacklevel=4,
             )
 
+    def _entry(self, data: Any, option: str, key: Any) -> Any:
+        x = data.get(key, None)
+        if x is None:
+            raise LofoError(f"{option}={key!r} is no entry of the records: {list(data.keys(True))}")
+        return x
+
     def _book(self) -> Ledger:
         if self.ledger is None:
             raise LofoError("the writer has no storage yet: give it to a replay buffer")
@@ -220,15 +244,20 @@ class LoFoWriter(TensorDictRoundRobinWriter):
     def _unpack(self, manifest: dict[str, Any], arrays: serialization.Arrays) -> None:
         if manifest["kind"] != "LoFoWriter" or manifest["rule"] != repr(self.rule):
             raise LofoError(f"it holds {manifest['kind']} of {manifest['rule']}, not {self.rule}")
+        before = self.ledger, self.steps
         self._reset()
         ledger = self._book()
-        forms = ledger.forms(manifest["ledger"])
-        if self.steps is not None:
-            forms |= self.steps.forms(manifest["steps"], manifest["ledger"]["size"])
-        serialization.check(arrays, forms)
-        ledger.restore(manifest["ledger"], arrays)
-        if self.steps is not None:
-            self.steps.restore(manifest["steps"], arrays)
+        try:
+            forms = ledger.forms(manifest["ledger"])
+            if self.steps is not None:
+                forms |= self.steps.forms(manifest["steps"], manifest["ledger"]["size"])
+            serialization.check(arrays, forms)
+            ledger.restore(manifest["ledger"], arrays)
+            if self.steps is not None:
+                self.steps.restore(manifest["steps"], arrays)
+        except Exception:
+            self.ledger, self.steps = before
+            raise
         self._generator.bit_generator.state = manifest["rng"]
 
 
@@ -237,7 +266,7 @@ class LoFoSampler(RandomSampler):
 
     def __init__(self, writer: LoFoWriter) -> None:
         super().__init__()
-        self._writer = _with_windows(writer)
+        self._writer = _with_windows(writer, "LoFoSampler")
 
     def sample(self, storage: Any, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
         """Rows of starts [batch_size]; `LoFoSequence` turns each into the records after it."""
@@ -252,7 +281,7 @@ class LoFoSequence(SampleUnit):
     """From rows of starts [B] to their records [B * window], with `reward_known` for each."""
 
     def __init__(self, writer: LoFoWriter) -> None:
-        self._writer = _with_windows(writer)
+        self._writer = _with_windows(writer, "LoFoSequence")
 
     def expand(
         self, index: Any, info: dict[str, Any], storage: Any
@@ -265,7 +294,8 @@ class LoFoSequence(SampleUnit):
         return torch.as_tensor(slots.astype(np.int64)), info | {"reward_known": known}
 
 
-def _with_windows(writer: LoFoWriter) -> LoFoWriter:
+def _with_windows(writer: LoFoWriter, part: str) -> LoFoWriter:
     if not isinstance(writer, LoFoWriter) or writer.window is None:
         raise LofoError(f"it needs a LoFoWriter with window=, got {writer!r}")
+    writer._parts.add(part)
     return writer

@@ -3,14 +3,17 @@
 NumPy alone: a host's class adds its tensors.
 """
 
+import contextlib
+import copy
 import pickle
 import warnings
 from typing import Any
 
 import numpy as np
 
-from lofo_rl.buffers import Fifo, Local, ReplayBuffer, Rule
+from lofo_rl.buffers import Fifo, Local, ReplayBuffer, Rule, serialization
 from lofo_rl.buffers.arrays import as_array
+from lofo_rl.buffers.replay_buffer import RULES
 from lofo_rl.types import LofoError, LofoWarning
 
 MOST_PENDING = 64  # transitions that are embedded together
@@ -66,14 +69,25 @@ class TransitionBuffer:
             raise LofoError(
                 f"give one of radius=, rule= and keep=, got {radius=}, {rule=}, {keep=}"
             )
-        is_learned = not getattr(locality, "is_fitted", True)
-        if (keep is not None or is_learned) != (fit_after is not None):
-            raise LofoError(
-                "keep= and a learned locality need fit_after=, and nothing else does: "
-                f"got {keep=}, {fit_after=}, {locality=}"
-            )
-        if fit_after is not None and not 0 < fit_after <= buffer_size:
-            raise LofoError(f"fit_after must be 1 to buffer_size={buffer_size}, got {fit_after}")
+        is_fitted = getattr(locality, "is_fitted", None)  # None: there is nothing to learn
+        if keep is None and is_fitted is not False:
+            if fit_after is not None and is_fitted is None:
+                raise LofoError(f"{fit_after=} is for keep= and for a locality that is learned")
+            fit_after = None
+        elif fit_after is None:
+            raise LofoError("keep=, and a locality that is learned, need fit_after=")
+        else:
+            fewest = max(100, 10 * limit, getattr(locality, "batch_size", 0))
+            if not fewest <= fit_after <= buffer_size - n_envs:
+                raise LofoError(
+                    f"fit_after must be {fewest:,} to {buffer_size - n_envs:,}, which is "
+                    f"buffer_size - n_envs: got {fit_after:,}"
+                )
+        if keep is not None and not 1 <= keep <= buffer_size:
+            raise LofoError(f"keep must be 1 to buffer_size={buffer_size:,}, got {keep:,}")
+        if not (locality is None or callable(getattr(locality, "embed", locality))):
+            raise LofoError(f"locality must be a function of observations, got {locality!r}")
+        Local(1.0, limit)  # so that a limit that cannot be is refused now
         self._rule = rule if radius is None else Local(radius, limit)
         is_discrete = hasattr(action_space, "n") and not action_space.shape
         if isinstance(group_by, str) and group_by == "auto":
@@ -138,15 +152,41 @@ class TransitionBuffer:
         self._pending.clear()
         self._memory = self._empty_memory()
 
+    @property
+    def group_by(self) -> Any:
+        """The name of a leaf, a function from an item to an integer, or None."""
+        return self._group_by
+
+    @group_by.setter
+    def group_by(self, group_by: Any) -> None:
+        self._group_by = group_by
+        if self._memory.rule.needs_embedding:
+            self._memory._group_by = group_by
+
     def __getstate__(self) -> dict[str, Any]:
         self._store_pending()
         state = dict(self.__dict__)
-        if callable(self.locality):
-            try:
-                pickle.dumps(self.locality)
-            except Exception:  # a lambda, or a function of a script
-                state.update(locality=None, _lost_locality=True)
+        if not _is_importable(self.locality):
+            state.update(locality=None, _lost_locality=True)
+        if not _is_importable(self._group_by):
+            state.update(_group_by=_lost_group)
+        state["_memory"] = serialization.to_bytes(*self._memory._pack())
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        own = self._rule if self._fit_after is None else None
+        rule = None if type(own) in RULES.values() else own
+        group_by = self._group_by if callable(self._group_by) else None
+        with serialization.judged("the pickled buffer"):
+            image = serialization.from_bytes(state["_memory"])
+            self._memory = ReplayBuffer._unpack(*image, rule, None, group_by, None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self._store_pending()
+        new = object.__new__(type(self))
+        new.__dict__.update({name: copy.deepcopy(x, memo) for name, x in self.__dict__.items()})
+        return new
 
     def _empty_memory(self) -> ReplayBuffer:
         rule = Fifo() if self._fit_after is not None else self._rule
@@ -170,16 +210,26 @@ class TransitionBuffer:
 
     def _store_pending(self) -> None:
         """Embed what has waited in one call, and apply the rule to it in its order."""
-        if not self._pending:
+        pending, self._pending = self._pending, []
+        if not pending:
             return
-        items = _joined(self._pending)
+        try:
+            self._store(_joined(pending))
+        except Exception as error:
+            if len(pending) == 1:
+                raise
+            for items in pending:  # one of them is bad: the others are stored
+                with contextlib.suppress(type(error)):
+                    self._store(items)
+            raise
+        if self._fit_after is not None and len(self._memory) >= self._fit_after:
+            self._fit()
+
+    def _store(self, items: Any) -> None:
         embedding = None
         if self._memory.rule.needs_embedding:
             embedding = self._embed(items["observation"])
         self._memory.extend(items, embedding=embedding)
-        self._pending.clear()
-        if self._fit_after is not None and len(self._memory) >= self._fit_after:
-            self._fit()
 
     def _fit(self) -> None:
         """Learn the locality, choose the radius, and apply the rule to all transitions so far."""
@@ -212,11 +262,8 @@ class TransitionBuffer:
         self._memory.extend(items, embedding=embedding)
 
     def _shaped(self, obs: Any) -> Any:
-        """A copy of the observations [n_envs, ...]; discrete ones come as [n_envs]."""
-        space = self.observation_space
-        return np.array(as_array("obs", obs), space.dtype).reshape(
-            self.n_envs, *(space.shape or (1,))
-        )
+        """A copy of the observations [n_envs, ...]."""
+        return shaped("obs", obs, self.observation_space, self.n_envs)
 
     def _embed(self, observations: Any) -> Any:
         """The embeddings [n, D] of observations [n, ...]."""
@@ -228,6 +275,36 @@ class TransitionBuffer:
         if self.locality is None:
             return observations.reshape(len(observations), -1)
         return getattr(self.locality, "embed", self.locality)(observations)
+
+
+def shaped(name: str, obs: Any, space: Any, num: int) -> Any:
+    """A copy of observations [num, ...]; discrete ones are stored as [num, 1]."""
+    given = as_array(name, obs)
+    shape = tuple(space.shape)
+    if given.shape != (num, *shape):
+        raise LofoError(
+            f"{name} must have shape {(num, *shape)}, n_envs={num} observations of shape {shape}: "
+            f"got {given.shape}"
+        )
+    return np.array(given, space.dtype).reshape(num, *(shape or (1,)))
+
+
+def _is_importable(x: Any) -> bool:
+    """Whether another program can find it: no lambda, and no function of a script."""
+    if getattr(x, "__module__", "") == "__main__" or type(x).__module__ == "__main__":
+        return False
+    try:
+        pickle.dumps(x)
+    except Exception:
+        return False
+    return True
+
+
+def _lost_group(item: Any) -> int:
+    raise LofoError(
+        "group_by was a function that cannot be pickled, so the loaded buffer has none: set its "
+        "attribute group_by, as in model.replay_buffer.group_by = function"
+    )
 
 
 def _are_cut(infos: Any, num: int) -> Any:
