@@ -30,14 +30,14 @@ Made by `lofo vendor torch`; do not edit it, make it again. It needs Python 3.8,
     rb = ReplayBuffer(size, observation_space, action_space, device,
                       handle_timeout_termination=False, radius=0.1, limit=2)
 
-MIT licence:
+MIT license:
 
-{licence}
+{license}
 """
 
 from __future__ import annotations
 '''
-LICENCE = """Copyright (c) 2026 The lofo developers
+LICENSE = """Copyright (c) 2026 The lofo developers
 
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
 associated documentation files (the "Software"), to deal in the Software without restriction,
@@ -97,7 +97,7 @@ def torch_file(name: str = "lofo_buffer") -> str:
         rewritten = _Rewritten(module, sources[module], trees[module], new_names)
         imports.update(rewritten.imports)
         parts.append(f"# --- {module}.py ---\n\n{rewritten.text().strip()}\n")
-    head = HEAD.format(version=lofo_rl.__version__, name=name, licence=LICENCE)
+    head = HEAD.format(version=lofo_rl.__version__, name=name, license=LICENSE)
     text = "\n\n".join([head + "\n" + "\n".join(sorted(imports)) + "\n", *parts])
     ast.parse(text, feature_version=(3, 8))
     return text

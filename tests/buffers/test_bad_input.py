@@ -67,6 +67,7 @@ EMBEDDINGS = [
     (np.array([np.nan, 0], np.float32), "finite"),
     (np.array([np.inf, 0], np.float32), "finite"),
     (np.array([1e30, 0], np.float32), "finite"),
+    (np.array([1e300, 0]), "finite"),
     ([[1], [2, 3]], "must be numbers"),
     ([1.0, 2.0, 3.0], r"shape \(2,\)"),
     (1.0, "vector"),

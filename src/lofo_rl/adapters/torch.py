@@ -104,7 +104,6 @@ class LoFoReplayBuffer(TransitionBuffer):
     def _check_fits(self, memory: ReplayBuffer, fit_after: int | None) -> None:
         """Refuse a file of a buffer with other settings."""
         group_by = None if fit_after is not None else self._group_by
-        space = self.observation_space
         found: dict[str, tuple[Any, Any]] = {  # what it has, what this buffer has
             "buffer_size": (memory.capacity, self.buffer_size),
             "group_by": (memory._group_by, group_by),

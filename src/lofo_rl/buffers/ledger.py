@@ -55,12 +55,13 @@ class Ledger:
     def checked(self, embedding: Any) -> Points:
         """An embedding as a float32 array [1, D], in memory of its own."""
         if type(embedding) is np.ndarray and embedding.shape == self._shape:
-            if embedding.dtype == FLOAT32:
-                # A compiled insert refuses NaN, infinity and what is too long.
-                if self._is_compiled or embedding.dot(embedding) <= 2.0**110:
-                    return embedding.copy()[None]
-            elif embedding.dtype == FLOAT64 and embedding.dot(embedding) <= 2.0**110:
-                return embedding.astype(np.float32)[None]
+            if embedding.dtype == FLOAT32 and self._is_compiled:
+                return embedding.copy()[None]  # the insert refuses NaN and what is too long
+            if embedding.dtype == FLOAT32 or embedding.dtype == FLOAT64:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    is_held = embedding.dot(embedding) <= 2.0**110
+                if is_held:
+                    return embedding.astype(np.float32)[None]
         point = as_array("an embedding", embedding)[None]
         return checked_points(point, self.embedding_size or None)
 

@@ -117,9 +117,10 @@ class Exhaustive:
             type(embedding) is np.ndarray
             and embedding.shape == (self.embedding_size,)
             and embedding.dtype == np.float32
-            and embedding.dot(embedding) <= 2.0**110  # not with NaN
         ):
-            return embedding.copy()
+            with np.errstate(over="ignore", invalid="ignore"):
+                if embedding.dot(embedding) <= 2.0**110:  # not with NaN
+                    return embedding.copy()
         point: Points = self.checked_batch(as_array("an embedding", embedding)[None])[0]
         return point
 
