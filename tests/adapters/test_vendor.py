@@ -18,6 +18,7 @@ from gymnasium import spaces
 from lofo_rl.adapters.torch import ContrastiveLocality, LoFoReplayBuffer
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore")  # xdist cannot import the class of the copy's
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 DISCRETE = spaces.Discrete(3)
 
