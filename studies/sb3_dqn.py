@@ -7,7 +7,7 @@ Tasks: minigrid, minigrid-noise (one action in ten is random), mountaincar, cart
 changes), reacher (SAC). First every buffer is tried with each of the task's settings, on seeds
 that are not reported; then its best setting runs on the reported seeds. A run is one line of the
 task's file: a finished run is never repeated, so the study can be stopped at any time. Needs
-`stable-baselines3` and the extras `gym` and `jax`.
+`stable-baselines3` and the extras `gym` and `lab`.
 """
 
 import argparse
