@@ -128,8 +128,8 @@ class LoFoWriter(TensorDictRoundRobinWriter):
         chosen = num - 1 - last
         chosen = np.sort(chosen[is_in[chosen]])
         if len(chosen):
-            kept = torch.as_tensor(chosen)
-            self.write_at(torch.as_tensor(slots[chosen]), data[kept])
+            kept = data if len(chosen) == num else data[torch.as_tensor(chosen)]
+            self.write_at(torch.as_tensor(slots[chosen]), kept)
         self._review()
         return torch.as_tensor(np.where(is_in, slots, -1))
 

@@ -229,7 +229,11 @@ class TransitionBuffer:
         embedding = None
         if self._memory.rule.needs_embedding:
             embedding = self._embed(items["observation"])
-        self._memory.extend(items, embedding=embedding)
+        if len(items["reward"]) > 1:
+            self._memory.extend(items, embedding=embedding)
+        else:  # the same, faster
+            point = None if embedding is None else as_array("embedding", embedding)[0]
+            self._memory.add(_rows(items, 0), embedding=point)
 
     def _fit(self) -> None:
         """Learn the locality, choose the radius, and apply the rule to all transitions so far."""
