@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from lofo_rl.adapters.flashbax import make_lofo_buffer, make_lofo_trajectory_buffer
+from lofo_rl.adapters.flashbax import make_lofo_buffer, make_lofo_trajectory_buffer, metrics
 
 
 class Item(NamedTuple):
@@ -72,6 +72,8 @@ def test_it_holds_what_our_buffer_holds(form, rule, group_by):
         )  # fmt: skip
     assert held(buffer, state) == sorted(plain.contents().items["number"].tolist())
     assert buffer.can_sample(state)
+    own, expected = metrics(state), plain.metrics()
+    assert {name: int(x) for name, x in own.items()} == {name: expected[name] for name in own}
 
 
 def test_min_length_is_waited_for():
@@ -111,6 +113,7 @@ def test_sequences_are_those_of_our_buffer():
         for k in range(2):
             for i in range(20):
                 plain[k].add({"number": part.number[k, i]}, embedding=part.obs[k, i])
+        assert metrics(state)["size"].tolist() == [len(p) for p in plain]
         assert bool(buffer.can_sample(state)) == all(p.can_sample() for p in plain)
         if not buffer.can_sample(state):
             continue
@@ -190,6 +193,7 @@ def test_the_buffer_of_rejax_decides_as_ours():
     for i in range(200):
         plain.add({"i": i}, embedding=obs[i] * [1.0, 0.5], group=int(batch.action[i]))
     assert int(buffer.num_entries) == len(plain) < 90
+    assert int(buffer.metrics()["evictions"]) == plain.metrics()["evictions"]
     kept = plain.contents().items["i"]
     drawn = buffer.sample(2000, jax.random.key(0))
     assert set(np.asarray(drawn.reward).tolist()) == set(np.asarray(batch.reward)[kept].tolist())

@@ -137,6 +137,12 @@ def make_lofo_trajectory_buffer(
     return TrajectoryBuffer(init=init, add=add, sample=sample, can_sample=can_sample)
 
 
+def metrics(state: Any) -> dict[str, Any]:
+    """Occupancy and forgetting of a state of either buffer, as arrays."""
+    ledger = getattr(state.index, "ledger", state.index)
+    return {"size": ledger.size, "evictions": ledger.evictions, "overflow": ledger.overflow}
+
+
 def _rule(radius: float | None, limit: int, rule: Rule | None) -> Rule:
     if (radius is None) == (rule is None):
         raise LofoError(f"give either radius= or rule=, got {radius=} and {rule=}")

@@ -68,6 +68,10 @@ class LoFoReplayBuffer(struct.PyTreeNode):
         """The transitions that are held."""
         return self.state.index.size
 
+    def metrics(self) -> Any:
+        """Occupancy and forgetting, as arrays."""
+        return self.replay.metrics(self.state)
+
     def append(self, item: Any) -> "LoFoReplayBuffer":
         """The buffer with one more transition, and perhaps one less."""
         point = jnp.asarray(item.obs, jnp.float32).reshape(-1) * self.scale
