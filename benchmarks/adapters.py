@@ -37,9 +37,10 @@ def sb3(algorithm: str, env: str, radius: float, **settings: Any) -> tuple[Train
         if lofo:
             own = {"radius": radius, "limit": 1, "group_by": None}
             options = {"replay_buffer_class": LoFoReplayBuffer, "replay_buffer_kwargs": own}
+        # They hardly learn, so that both act alike and their episodes have the same lengths.
         model = getattr(stable_baselines3, algorithm)(
             "MlpPolicy", gymnasium.make(env), seed=0, device="cpu", learning_starts=0,
-            buffer_size=2 * HELD if lofo else HELD, **options, **settings,
+            buffer_size=2 * HELD if lofo else HELD, learning_rate=1e-9, **options, **settings,
         )  # fmt: skip
         space, actions = model.observation_space, model.action_space
         low, high = np.maximum(space.low, -3), np.minimum(space.high, 3)

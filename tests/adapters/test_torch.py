@@ -464,6 +464,19 @@ def test_a_fit_draws_neighbors_together(options):
     assert far > 5 * near
 
 
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_negatives_are_neither_the_step_nor_its_successor(num_envs):
+    locality = ContrastiveLocality((2,), num_negatives=4000)
+    batch = np.array([0, 10, 45, 49])
+    rng = np.random.default_rng(0)
+    for t, drawn in zip(batch, locality._negatives(batch, 50, num_envs, rng), strict=True):
+        missing = set(range(50)) - set(drawn.tolist())
+        if t + num_envs < 50:
+            assert missing == {t, t + num_envs}
+        else:  # it has no successor among them; one other step is left out
+            assert t in missing and len(missing) == 2 and max(drawn) < 50
+
+
 def test_channels_may_come_first_or_last():
     torch.manual_seed(0)
     last = ContrastiveLocality((44, 44, 3))

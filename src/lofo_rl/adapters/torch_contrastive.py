@@ -105,9 +105,12 @@ class ContrastiveLocality(nn.Module):
             repulsion = ((self.negative_target - spread) ** 2).sum()
         return attraction + self.negative_weight * repulsion
 
-    def fit(self, observations: Any, successors: Any, *, seed: int = 0) -> dict[str, float]:
+    def fit(
+        self, observations: Any, successors: Any, *, seed: int = 0, num_envs: int = 1
+    ) -> dict[str, float]:
         """Learn from states [T, ...] and their successors [T, ...] one action later.
 
+        The states are those of `num_envs` environments in turns.
         Returns the mean loss of a pair in the first batch, and in the last epoch.
         """
         num = len(observations)
@@ -130,7 +133,11 @@ class ContrastiveLocality(nn.Module):
         for epoch in range(self.num_epochs):
             order = rng.permutation(num)[: num_batches * self.batch_size]
             for batch in order.reshape(num_batches, self.batch_size):
-                rows = anchors[batch], positives[batch], anchors[self._negatives(batch, num, rng)]
+                rows = (
+                    anchors[batch],
+                    positives[batch],
+                    anchors[self._negatives(batch, num, num_envs, rng)],
+                )
                 loss = self.loss(*self._embed_rows(table, rows))
                 optimizer.zero_grad()
                 loss.backward()
@@ -142,12 +149,14 @@ class ContrastiveLocality(nn.Module):
         self.was_fitted.fill_(True)
         return {"first_loss": losses[0], "loss": float(np.mean(losses[-num_batches:]))}
 
-    def _negatives(self, batch: Any, num: int, rng: np.random.Generator) -> Any:
-        """Steps that are neither t nor t + 1, for each step t of a batch [B, K]; or [1, K]."""
+    def _negatives(self, batch: Any, num: int, num_envs: int, rng: np.random.Generator) -> Any:
+        """For each step t of a batch, [B, K] steps that are neither t nor the next one of its
+        environment; or [1, K] for all."""
         if self.shared_negatives:
             return rng.integers(num, size=(1, self.num_negatives))
         drawn = rng.integers(num - 2, size=(len(batch), self.num_negatives))
-        return drawn + 2 * (drawn >= batch[:, None])
+        drawn += drawn >= batch[:, None]
+        return drawn + (drawn >= batch[:, None] + num_envs)
 
     def _embed_rows(self, table: Any, rows: tuple[Any, ...]) -> list[torch.Tensor]:
         """The embeddings of rows of a table; each distinct one is embedded once."""

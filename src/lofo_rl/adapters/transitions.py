@@ -210,9 +210,9 @@ class TransitionBuffer:
 
     def _store_pending(self) -> None:
         """Embed what has waited in one call, and apply the rule to it in its order."""
-        pending, self._pending = self._pending, []
-        if not pending:
+        if not self._pending:
             return
+        pending, self._pending = self._pending, []
         try:
             self._store(_joined(pending))
         except Exception as error:
@@ -233,14 +233,15 @@ class TransitionBuffer:
             self._memory.extend(items, embedding=embedding)
         else:  # the same, faster
             point = None if embedding is None else as_array("embedding", embedding)[0]
-            self._memory.add(_rows(items, 0), embedding=point)
+            item = {k: _rows(x, 0) if isinstance(x, dict) else x[0] for k, x in items.items()}
+            self._memory.add(item, embedding=point)
 
     def _fit(self) -> None:
         """Learn the locality, choose the radius, and apply the rule to all transitions so far."""
         items = self._memory.contents().items
         if not getattr(self.locality, "is_fitted", True):
             pairs = items["observation"], items["next_observation"]
-            self.locality.fit(*pairs, seed=self._seed)
+            self.locality.fit(*pairs, seed=self._seed, num_envs=self.n_envs)
         num = len(self._memory)
         parts = [slice(k, k + AT_ONCE) for k in range(0, num, AT_ONCE)]
         points = [as_array("embedding", self._embed(_rows(items["observation"], p))) for p in parts]
