@@ -12,7 +12,8 @@ the other, in their order, because each may replace one of those before it.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lofo_rl.buffers import Local, Rule
+from lofo_rl.buffers import Reservoir, Rule
+from lofo_rl.buffers.rules import either_rule
 from lofo_rl.extras import needs
 from lofo_rl.types import LofoError
 
@@ -144,10 +145,8 @@ def metrics(state: Any) -> dict[str, Any]:
 
 
 def _rule(radius: float | None, limit: int, rule: Rule | None) -> Rule:
-    if (radius is None) == (rule is None):
-        raise LofoError(f"give either radius= or rule=, got {radius=} and {rule=}")
-    found = Local(radius, limit) if rule is None else rule  # type: ignore[arg-type]  # checked above
-    if type(found).__name__ == "Reservoir":
+    found = either_rule(radius, limit, rule)
+    if isinstance(found, Reservoir):
         raise LofoError(
             "Reservoir draws at random, and flashbax's add has no key: use lofo_rl.Replay, whose "
             "add has one"

@@ -11,9 +11,9 @@ Without the decorator `rejax.algos.algorithm.register_init` rejax does not call 
 
 from typing import Any
 
-from lofo_rl.buffers import Local, Rule
+from lofo_rl.buffers import Rule
+from lofo_rl.buffers.rules import either_rule
 from lofo_rl.extras import needs
-from lofo_rl.types import LofoError
 
 with needs("rejax", __name__):
     import jax
@@ -49,10 +49,7 @@ class LoFoReplayBuffer(struct.PyTreeNode):
         `group_by="auto"`: only transitions with the same action are neighbors if actions are
         discrete.
         """
-        if (radius is None) == (rule is None):
-            raise LofoError(f"give either radius= or rule=, got {radius=} and {rule=}")
-        if rule is None:
-            rule = Local(radius, limit)  # type: ignore[arg-type]  # one of them is given
+        rule = either_rule(radius, limit, rule)
         if isinstance(group_by, str) and group_by == "auto":
             is_discrete = jnp.issubdtype(action_space.dtype, jnp.integer) and not action_space.shape
             group_by = "action" if is_discrete and rule.needs_embedding else None

@@ -27,6 +27,8 @@ class LoFoReplayBuffer(plain.LoFoReplayBuffer, HostBuffer):
     Give the options of `lofo_rl.adapters.torch.LoFoReplayBuffer` as `replay_buffer_kwargs`.
     """
 
+    _kind: Any = ReplayBufferSamples
+
     def __init__(
         self,
         buffer_size: int,
@@ -78,8 +80,6 @@ class LoFoReplayBuffer(plain.LoFoReplayBuffer, HostBuffer):
         """Forget all transitions. A locality that was learned stays."""
         self.pos, self.full = 0, False
         super().reset()
-
-    _kind: Any = ReplayBufferSamples
 
 
 class LoFoDictReplayBuffer(LoFoReplayBuffer):

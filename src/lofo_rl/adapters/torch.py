@@ -85,9 +85,7 @@ class LoFoReplayBuffer(TransitionBuffer):
             own, fit_after = manifest["buffer"], manifest["fit_after"]
             names = [name for name in arrays if name.startswith("locality.")]
             weights = {name[9:]: torch.from_numpy(arrays.pop(name)) for name in names}
-            rule = None if isinstance(own["rule"], dict) else self._rule
-            by = self._group_by if callable(self._group_by) else None
-            memory = ReplayBuffer._unpack(own, arrays, rule, None, by, None)
+            memory = self._unpacked(own, arrays)
             mine = self._weights()
             if {k: x.numel() for k, x in weights.items()} != {
                 k: x.numel() for k, x in mine.items()
@@ -107,10 +105,11 @@ class LoFoReplayBuffer(TransitionBuffer):
         found: dict[str, tuple[Any, Any]] = {  # what it has, what this buffer has
             "buffer_size": (memory.capacity, self.buffer_size),
             "group_by": (memory._group_by, group_by),
+            "groups": (bool(memory._is_grouped), group_by is not None),
         }
         if fit_after is None and self._keep is None:
             found["rule"] = memory.rule, self._rule
-        if memory._spec is not None:
+        if memory._spec is not None and self.observation_space.shape is not None:
             shape = memory._spec.shapes[memory._spec.index("observation")]
             found["observations of shape"] = shape, tuple(self.observation_space.shape) or (1,)
         for name, (theirs, ours) in found.items():

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from lofo_rl.buffers import Local, Rule, serialization
+from lofo_rl.buffers import Rule, serialization
 from lofo_rl.buffers.arrays import as_array, checked_groups, checked_size
 from lofo_rl.buffers.ledger import Ledger
 from lofo_rl.buffers.neighbors import checked_points
+from lofo_rl.buffers.rules import either_rule
 from lofo_rl.buffers.sequences import Trajectory
 from lofo_rl.extras import needs
 from lofo_rl.types import LofoError, LofoWarning
@@ -64,9 +65,7 @@ class LoFoWriter(TensorDictRoundRobinWriter):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if (radius is None) == (rule is None):
-            raise LofoError(f"give either radius= or rule=, got {radius=} and {rule=}")
-        self.rule: Rule = Local(radius, limit) if rule is None else rule  # type: ignore[arg-type]
+        self.rule = either_rule(radius, limit, rule)
         if group_by is not None and not self.rule.needs_embedding:
             raise LofoError(f"groups divide neighbors, and {self.rule} looks at none")
         self.window = None if window is None else checked_size("window", window)
@@ -244,7 +243,7 @@ class LoFoWriter(TensorDictRoundRobinWriter):
     def _unpack(self, manifest: dict[str, Any], arrays: serialization.Arrays) -> None:
         if manifest["kind"] != "LoFoWriter" or manifest["rule"] != repr(self.rule):
             raise LofoError(f"it holds {manifest['kind']} of {manifest['rule']}, not {self.rule}")
-        before = self.ledger, self.steps
+        before = dict(self.__dict__)
         self._reset()
         ledger = self._book()
         try:
@@ -256,7 +255,7 @@ class LoFoWriter(TensorDictRoundRobinWriter):
             if self.steps is not None:
                 self.steps.restore(manifest["steps"], arrays)
         except Exception:
-            self.ledger, self.steps = before
+            self.__dict__.update(before)
             raise
         self._generator.bit_generator.state = manifest["rng"]
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from lofo_rl.buffers import Fifo, Local, ReplayBuffer, Rule, serialization
 from lofo_rl.buffers.arrays import as_array
-from lofo_rl.buffers.replay_buffer import RULES
 from lofo_rl.types import LofoError, LofoWarning
 
 MOST_PENDING = 64  # transitions that are embedded together
@@ -175,18 +174,21 @@ class TransitionBuffer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        own = self._rule if self._fit_after is None else None
-        rule = None if type(own) in RULES.values() else own
-        group_by = self._group_by if callable(self._group_by) else None
         with serialization.judged("the pickled buffer"):
-            image = serialization.from_bytes(state["_memory"])
-            self._memory = ReplayBuffer._unpack(*image, rule, None, group_by, None)
+            self._memory = self._unpacked(*serialization.from_bytes(state["_memory"]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         self._store_pending()
         new = object.__new__(type(self))
         new.__dict__.update({name: copy.deepcopy(x, memo) for name, x in self.__dict__.items()})
         return new
+
+    def _unpacked(self, manifest: dict[str, Any], arrays: serialization.Arrays) -> ReplayBuffer:
+        """The buffer of a file, which names no rule and no groups that are the user's own."""
+        rule = None if isinstance(manifest["rule"], dict) else self._rule
+        is_given = callable(self._group_by) and manifest["is_grouped"]
+        group_by = self._group_by if is_given else None
+        return ReplayBuffer._unpack(manifest, arrays, rule, None, group_by, None)
 
     def _empty_memory(self) -> ReplayBuffer:
         rule = Fifo() if self._fit_after is not None else self._rule
@@ -213,10 +215,11 @@ class TransitionBuffer:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
+        clock = self._memory._ledger.clock
         try:
             self._store(_joined(pending))
         except Exception as error:
-            if len(pending) == 1:
+            if len(pending) == 1 or self._memory._ledger.clock != clock:
                 raise
             for items in pending:  # one of them is bad: the others are stored
                 with contextlib.suppress(type(error)):

@@ -145,6 +145,13 @@ class Local:
         return Placement(ledger.oldest(), num_near, True)
 
 
+def either_rule(radius: float | None, limit: int, rule: Rule | None) -> Rule:
+    """`rule`, or local forgetting with this radius and limit: what the adapters are given."""
+    if (radius is None) == (rule is None):
+        raise LofoError(f"give either radius= or rule=, got {radius=} and {rule=}")
+    return Local(radius, limit) if rule is None else rule  # type: ignore[arg-type]  # there is one
+
+
 def check_class_variables(rule: Any) -> None:
     """Refuse a rule whose class does not say what it needs."""
     for name in ("needs_embedding", "voids_rewards"):
