@@ -32,6 +32,11 @@ def items(*shape, seed=0):
     return Item(obs, action, number)
 
 
+def first(tree):
+    """The part of the first device."""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
 def held(buffer, state):
     """The numbers of all items that a large sample finds."""
     drawn = jax.jit(buffer.sample)(state, jax.random.key(0)).experience.number
@@ -97,6 +102,15 @@ def test_vmap_gives_separate_buffers():
         alone = buffer.add(buffer.init(one), jax.tree.map(lambda x, k=k: x[k], data))
         own = jax.tree.map(lambda x, k=k: x[k], states)
         assert held(buffer, own) == held(buffer, alone)
+
+
+def test_it_runs_under_pmap():
+    buffer = make_lofo_buffer(40, 1, 200, radius=0.3, add_batches=True)
+    data = items(1, 50)  # one device
+    alone = buffer.add(buffer.init(jax.tree.map(lambda x: x[0, 0], data)), first(data))
+    states = jax.pmap(lambda _: buffer.init(jax.tree.map(lambda x: x[0, 0], data)))(jnp.arange(1))
+    states = jax.pmap(buffer.add)(states, data)
+    assert held(buffer, first(states)) == held(buffer, alone)
 
 
 def test_sequences_are_those_of_our_buffer():

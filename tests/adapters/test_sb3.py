@@ -107,6 +107,7 @@ def test_what_cannot_work_is_refused_with_the_reason(options, words):
     ("algorithm", "env", "options"),
     [
         ("DQN", "CartPole-v1", {}),
+        ("QRDQN", "CartPole-v1", {}),
         ("SAC", "Pendulum-v1", {}),
         ("TD3", "Pendulum-v1", {"radius": None, "keep": 30, "fit_after": 110}),
         ("TQC", "Pendulum-v1", {"locality": torch.nn.Linear(3, 2)}),
@@ -169,7 +170,7 @@ class Dict(gymnasium.ObservationWrapper):
 
 
 @pytest.mark.parametrize("locality", [None, "angle", lambda observation: observation["speed"]])
-def test_dict_observations(locality):
+def test_dict_observations(locality, tmp_path):
     envs = DummyVecEnv([lambda: Dict(gymnasium.make("Pendulum-v1"))] * 2)
     model = sb3.SAC(
         "MultiInputPolicy", envs, replay_buffer_class=LoFoDictReplayBuffer, buffer_size=500,
@@ -182,6 +183,11 @@ def test_dict_observations(locality):
     assert drawn.observations["angle"].shape == (5, 2) and drawn.rewards.shape == (5, 1)
     assert model.replay_buffer.size() < 120
     assert isinstance(drawn, type(host_sample(host)))
+    size = model.replay_buffer.size()
+    model.replay_buffer.save(tmp_path / "buffer")
+    model.replay_buffer.reset()
+    model.replay_buffer.load(tmp_path / "buffer")
+    assert model.replay_buffer.size() == size
 
 
 def host_sample(host):

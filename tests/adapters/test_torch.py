@@ -212,6 +212,29 @@ def test_a_file_of_other_settings_is_refused(tmp_path):
         other.load(tmp_path / "own")
 
 
+def number_of(item):
+    """A group that another program can import."""
+    return int(item["action"][0])
+
+
+def test_a_buffer_that_is_not_yet_fitted_is_saved(tmp_path):
+    options = {"radius": None, "keep": 40, "fit_after": 200, "group_by": number_of}
+    first, second = make(**options), make(**options)
+    steps = list(transitions(300))
+    for step in steps[:120]:
+        first.add(*step)
+    first.save(tmp_path / "buffer")
+    second.load(tmp_path / "buffer")
+    third = pickle.loads(pickle.dumps(first))
+    for step in steps[120:]:
+        for buffer in (first, second, third):
+            buffer.add(*step)
+    assert len(first) < 200 and first.metrics() == second.metrics() == third.metrics()
+    first.save(tmp_path / "fitted")
+    with pytest.raises(LofoError, match="it has groups True, this buffer False"):
+        make(radius=None, keep=40, fit_after=200, group_by=None).load(tmp_path / "fitted")
+
+
 def test_a_module_embeds_as_it_does_when_it_does_not_learn():
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5))
     buffer = make(radius=0.01, limit=1, locality=module, group_by=None)
@@ -329,7 +352,7 @@ def test_a_dqn_loop_trains_with_it():
     assert len(buffer) < 4000 and buffer.metrics()["evictions"] > 1000
 
 
-def test_a_sac_loop_reads_the_right_transitions():
+def test_an_actor_and_a_critic_learn_from_the_right_transitions():
     """A point on a line with continuous actions: the critic learns the reward -(x + a)^2."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)

@@ -236,8 +236,10 @@ def test_what_cannot_work_is_refused():
     for each in (grouped, plain):
         each.extend(records(20))
     size = grouped._writer.metrics()["size"]
+    generator = grouped._writer._generator
     with pytest.raises(LofoError, match="missing"):
         grouped._writer.load_state_dict(plain._writer.state_dict())
+    assert grouped._writer._generator is generator
     assert grouped._writer.metrics()["size"] == size == len(grouped)
     buffer = make(Local(0.3, 1))
     bad = records(3)

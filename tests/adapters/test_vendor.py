@@ -60,6 +60,11 @@ def test_it_imports_numpy_and_torch_alone(path):
     assert done.returncode == 0, done.stderr.decode()
 
 
+def test_it_carries_the_license_of_the_project(path):
+    terms = Path(__file__).parents[2] / "LICENSE"
+    assert " ".join(terms.read_text().split()[2:]) in " ".join(path.read_text().split())
+
+
 def test_it_is_python_3_8(path):
     ast.parse(path.read_text(), feature_version=(3, 8))
     vermin = Path(sys.executable).with_name("vermin")  # knows since when each name exists
